@@ -1,0 +1,34 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Everything is installed into .venv, nothing elsewhere.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: install demo test check protos bench clean
+
+install: $(INSTALLED)
+
+# pip's own progress stays visible: TensorFlow is a large download.
+$(INSTALLED): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[tensorflow-cpu,examples,test,check]'
+	touch $@
+
+demo: install
+	$(BIN)/ps-run -n 2 -s 2 -- $(BIN)/ps-worker examples/digits.py --epochs 12 --batch-size 32
+
+test: install
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHON=$(BIN)/python sh protos/generate.sh --check
+
+# Regenerates the messages after a change of the .proto file.
+protos: install
+	PYTHON=$(BIN)/python sh protos/generate.sh
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

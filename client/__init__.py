@@ -1,0 +1,29 @@
+"""The client of the parameter server: what workers and tools use. Start with `client.connect`; read client.py next."""
+
+from client.client import Client, PushResult, Values
+from client.connect import connect
+from client.model import IndexedSlices
+from client.partitioner import (
+    FixedShardsPartitioner,
+    MaxSizePartitioner,
+    MinSizePartitioner,
+    Partitioner,
+    WholeVariables,
+)
+from protos import errors
+from protos.errors import ParameterServerError
+
+__all__ = [
+    "Client",
+    "FixedShardsPartitioner",
+    "IndexedSlices",
+    "MaxSizePartitioner",
+    "MinSizePartitioner",
+    "ParameterServerError",
+    "Partitioner",
+    "PushResult",
+    "Values",
+    "WholeVariables",
+    "connect",
+    "errors",
+]

@@ -1,0 +1,144 @@
+"""What is said on an Exchange stream: one operation sent, its reply received, and tried again when the connection breaks.
+
+begin() sends without waiting, finish() waits: so a client begins an operation on every ps and then collects. Trying again is
+safe because a push carries its sequence, and everything else can be repeated. It must not know what the blocks mean.
+
+Next: client/transport.py (the stream itself), client/client.py (who begins and finishes).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from client.model import MakeBlocks, Receiver
+from client.retry import Retry
+from client.transport import Peer, Stream
+from protos import parameter_server_pb2 as pb
+from protos import status
+from protos.codec import batches
+from protos.errors import ParameterServerError, PeerUnavailable, WaitTimeout
+
+
+class Exchange:
+    """One operation on one ps.
+
+    header: its sequence is what makes a second try safe. quiet_s: how long nothing may move before it is given up.
+    receiver: takes the blocks of the reply, if any are expected. rejoin: joins again.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        header: pb.Header,
+        session: str,
+        blocks: MakeBlocks,
+        receiver: Receiver | None,
+        *,
+        quiet_s: float,
+        rejoin: Callable[[Peer], object],
+    ) -> None:
+        self.peer, self.header, self.session, self.blocks, self.receiver = peer, header, session, blocks, receiver
+        self._quiet_s, self._rejoin = quiet_s, rejoin
+        self._stream: Stream | None = None
+
+    def begin(self) -> Exchange:
+        """Send the operation, in the background."""
+        self._stream = self.peer.take_stream()
+        self._stream.send(self._requests(self._stream.fresh))
+        self._stream.fresh = False
+        return self
+
+    def _requests(self, fresh: bool) -> Iterator[pb.Request]:
+        header = pb.Header()
+        header.CopyFrom(self.header)
+        if fresh:
+            header.session = self.session
+        first = True
+        for group, last in batches(self.blocks()):
+            yield pb.Request(header=header if first else None, blocks=group, last=last)
+            first = False
+
+    def abandon(self) -> None:
+        """Give it up: another ps has refused. The stream is closed, as a reply may still come on it."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def finish(self, retry: Retry) -> pb.Answer:
+        """The answer, when the whole reply is here. A broken connection is tried again within the retry's budget."""
+        delays = retry.delays(random.Random())
+        while True:
+            try:
+                return self._receive()
+            except PeerUnavailable as broken:
+                delay_s = next(delays, None)
+                if delay_s is None:
+                    broken.hint = f"Gave up after trying again for {retry.budget_s:g} s."
+                    raise
+                time.sleep(delay_s)
+                self.peer.discard_idle()
+                try:
+                    self._rejoin(self.peer)
+                except PeerUnavailable:
+                    continue  # the next round sees the same, until the budget is spent
+                self.begin()
+
+    def _receive(self) -> pb.Answer:
+        stream = self._stream
+        if stream is None:
+            raise PeerUnavailable(field="exchange", got="a broken connection", expected="a ps that answers").at(
+                self.peer.index, self.peer.address
+            )
+        if self.receiver is not None:
+            self.receiver.start(self.peer.index)
+        answer = pb.Answer()
+        with self.peer.watchdog.watch(stream.call, self._quiet_s) as watched:
+            stream.watched = watched
+            try:
+                while True:
+                    reply = stream.receive()
+                    if reply.HasField("error"):
+                        raise status.from_message(reply.error).at(self.peer.index, self.peer.address)
+                    if reply.HasField("answer"):
+                        answer = reply.answer
+                    if self.receiver is not None:
+                        for block in reply.blocks:
+                            self.receiver.take(self.peer.index, block)
+                    if reply.last:
+                        break
+            except ParameterServerError:
+                self._release(stream)  # refused in band: the stream is at the end of the operation
+                raise
+            except (grpc.RpcError, StopIteration) as error:
+                stream.close()
+                self._stream = None
+                raise self._broken(error, watched.expired) from None
+            except BaseException:
+                stream.close()  # KeyboardInterrupt and the like: a reply may still come, so nobody may use it again
+                self._stream = None
+                raise
+        self._release(stream)
+        return answer
+
+    def _release(self, stream: Stream) -> None:
+        stream.watched = None
+        self._stream = None
+        self.peer.give_back(stream)
+
+    def _broken(self, error: grpc.RpcError | StopIteration, expired: bool) -> ParameterServerError:
+        at = self.peer.index, self.peer.address
+        doing = pb.Operation.Name(self.header.operation).removeprefix("OPERATION_").lower()
+        if expired:
+            return WaitTimeout(
+                field=doing,
+                got=f"nothing for {self._quiet_s:g} s",
+                expected="an answer",
+                hint="See whether that ps is stuck.",
+            ).at(*at)
+        if isinstance(error, StopIteration):
+            return PeerUnavailable(field=doing, got="the end of the stream", expected="an answer").at(*at)
+        return self.peer.translate(error, doing)

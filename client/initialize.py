@@ -1,0 +1,104 @@
+"""How does a model get onto the ps? Ask ps 0, cut and place the variables, send each ps its part, ps 0 last.
+
+One worker is granted the right to send values; the others wait and find them there. ps 0 gets its part last, so that once
+it holds values, every ps does. Next: ps/initialization.py (the other side), client/partitioner.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+from client.partitioner import Partitioner, cut, place
+from protos import parameter_server_pb2 as pb
+from protos.codec import TRAINABLE_DTYPES, Array, dense_blocks, to_array
+from protos.errors import ConfigurationConflict, DtypeMismatch, InvalidInput, UnknownVariable
+
+
+def checked_values(values: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
+    """The arrays to begin with, or a typed error that names the variable."""
+    if not isinstance(values, Mapping):
+        raise InvalidInput(field="values", got=type(values).__name__, expected="a mapping of names to arrays")
+    for name in values:
+        if not isinstance(name, str) or not name or not name.isprintable():
+            raise InvalidInput(field="variable name", got=repr(name), expected="printable text")
+    return {name: to_array(value, name) for name, value in sorted(values.items())}
+
+
+def variable_specs(values: Mapping[str, Array], non_trainable: Collection[str]) -> list[pb.VariableSpec]:
+    """How the variables are described on the wire. Integers and booleans are never trainable."""
+    for name in non_trainable:
+        if name not in values:
+            raise UnknownVariable(field="non_trainable", got=repr(name), expected="a name in values")
+    return [
+        pb.VariableSpec(
+            name=name,
+            dtype=value.dtype.name,
+            shape=value.shape,
+            trainable=value.dtype.name in TRAINABLE_DTYPES and name not in non_trainable,
+        )
+        for name, value in values.items()
+    ]
+
+
+def tables(
+    specs: list[pb.VariableSpec],
+    values: Mapping[str, Array],
+    partitioner: Partitioner,
+    num_ps: int,
+    *,
+    elementwise: bool,
+) -> list[list[pb.PartitionSpec]]:
+    """For each ps, the partitions it is to hold, in the order of their ids."""
+    by_name = {spec.name: spec for spec in specs}
+    sizes = {name: (value.shape, value.itemsize) for name, value in values.items()}
+    placed = place(cut(sizes, partitioner, num_ps, elementwise=elementwise), num_ps)
+    return [
+        [pb.PartitionSpec(variable=by_name[piece.name], start=piece.start, stop=piece.stop) for piece in pieces]
+        for pieces in placed
+    ]
+
+
+def table_blocks(table: list[pb.PartitionSpec], values: Mapping[str, Array]) -> itertools.chain[pb.Block]:
+    """The values of one ps's partitions."""
+    return itertools.chain.from_iterable(
+        dense_blocks(
+            index,
+            values[spec.variable.name][spec.start : spec.stop] if spec.variable.shape else values[spec.variable.name],
+        )
+        for index, spec in enumerate(table)
+    )
+
+
+def configuration(
+    rule: str | Mapping[str, Any] | None, mode: str | None, slack: int | None, backup_workers: int | None
+) -> pb.Configuration:
+    """What the caller of init says of the job; what it does not say stays empty."""
+    for field, value in (("slack", slack), ("backup_workers", backup_workers)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise ConfigurationConflict(
+                field=field, got=repr(value), expected="a number of iterations or workers, 0 or more"
+            )
+    return pb.Configuration(mode=mode or "", slack=slack, backup_workers=backup_workers, rule=rule_spec(rule))
+
+
+def rule_spec(rule: str | Mapping[str, Any] | None) -> str:
+    """A rule as text. The ps knows the rules; here only the form is checked."""
+    if rule is None:
+        return ""
+    if isinstance(rule, str):
+        return rule
+    arguments = dict(rule)
+    name = arguments.pop("name", None)
+    if not isinstance(name, str):
+        raise InvalidInput(field="rule", got=repr(rule), expected='NAME:key=value,… or {"name": NAME, key: value, …}')
+    for key, value in arguments.items():
+        if not isinstance(value, (bool, int, float, str, type(None))) and not hasattr(value, "item"):
+            raise DtypeMismatch(
+                field=f"rule {name}, argument {key}", got=repr(value), expected="a number, a boolean or text"
+            )
+    said = {key: value.item() if hasattr(value, "item") else value for key, value in arguments.items()}
+    return name + (":" + ",".join(f"{key}={value}" for key, value in said.items()) if said else "")

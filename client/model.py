@@ -1,0 +1,273 @@
+"""What is the model, as the ps hold it, and how do whole arrays become blocks for each ps and back?
+
+A Model is what all ps describe, put together. It checks values, gradients and rows with the same rules as the ps, so that a
+refused input is refused before anything is sent to anybody. It must not know grpc. Next: client/client.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from protos import parameter_server_pb2 as pb
+from protos.codec import INDEX_DTYPE, Array, dense_blocks, dtype_of, elements, page_elements, sparse_blocks, to_array
+from protos.errors import (
+    DtypeMismatch,
+    InternalError,
+    NonFiniteGradient,
+    NotTrainable,
+    RowOutOfRange,
+    ShapeMismatch,
+    UnknownVariable,
+)
+
+# Makes the blocks of one operation anew: a call that is retried sends them again.
+MakeBlocks = Callable[[], Iterator[pb.Block]]
+
+
+@dataclass(frozen=True)
+class IndexedSlices:
+    """A gradient for some rows: values (n, ...) for rows indices (n,). Repeated indices are summed. As tf.IndexedSlices."""
+
+    values: Any
+    indices: Any
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where rows [start, stop) of a variable are: partition `partition` of ps `ps`."""
+
+    ps: int
+    partition: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One named array. places: in the order of their rows, without gaps."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    trainable: bool
+    places: tuple[Place, ...]
+
+
+class Model:
+    """All variables, by name, in the order of their names."""
+
+    def __init__(self, descriptions: Sequence[pb.DescribeReply]) -> None:
+        self.num_ps = len(descriptions)
+        found: dict[str, tuple[pb.VariableSpec, list[Place]]] = {}
+        for ps, description in enumerate(descriptions):
+            for partition, held in enumerate(description.partitions):
+                _, places = found.setdefault(held.variable.name, (held.variable, []))
+                places.append(Place(ps, partition, held.start, held.stop))
+        self.variables: dict[str, Variable] = {}
+        for name in sorted(found):
+            spec, places = found[name]
+            places.sort(key=lambda place: (place.start, place.stop))
+            dtype = dtype_of(spec.dtype, name)
+            self.variables[name] = Variable(name, dtype, tuple(spec.shape), spec.trainable, tuple(places))
+            self._check_complete(self.variables[name])
+        # By ps and partition id: which variable, and the place in it.
+        self._at = {
+            (place.ps, place.partition): (variable, place)
+            for variable in self.variables.values()
+            for place in variable.places
+        }
+
+    @staticmethod
+    def _check_complete(variable: Variable) -> None:
+        rows = variable.shape[0] if variable.shape else 1
+        edges = [0, *(place.stop for place in variable.places)]
+        if [place.start for place in variable.places] != edges[:-1] or edges[-1] != rows:
+            raise InternalError(
+                field=variable.name,
+                got=f"rows {[(place.start, place.stop) for place in variable.places]}",
+                expected=f"all of 0 to {rows}, each once",
+                hint="A ps was restarted, or is not of this job.",
+            )
+
+    def variable(self, name: str) -> Variable:
+        """By name, or UnknownVariable."""
+        if name not in self.variables:
+            known = ", ".join(list(self.variables)[:20]) + (", …" if len(self.variables) > 20 else "")
+            raise UnknownVariable(
+                field=str(name), got="a name that was not initialised", expected=f"one of {known or 'none'}"
+            )
+        return self.variables[name]
+
+    # -- out: arrays to blocks ---------------------------------------------------------------------------------------
+
+    def value_blocks(self, values: Mapping[str, npt.ArrayLike]) -> list[MakeBlocks]:
+        """For each ps, what makes the blocks of its parts of `values`, checked against the model."""
+        return self._blocks([(self.variable(name), value, "") for name, value in values.items()])
+
+    def gradient_blocks(self, gradients: Mapping[str, Any], *, guard_nonfinite: bool) -> list[MakeBlocks]:
+        """The same for gradients: dense arrays or IndexedSlices (ours or TensorFlow's)."""
+        checked = []
+        for name, gradient in gradients.items():
+            variable = self.variable(name)
+            if not variable.trainable:
+                raise NotTrainable(
+                    field=name,
+                    got="a gradient",
+                    expected="assign",
+                    hint=f"It is {variable.dtype.name} state without a rule.",
+                )
+            checked.append((variable, gradient, "gradient of "))
+        return self._blocks(checked, guard_nonfinite=guard_nonfinite)
+
+    def _blocks(self, items: Sequence[tuple[Variable, Any, str]], guard_nonfinite: bool = False) -> list[MakeBlocks]:
+        parts: list[list[MakeBlocks]] = [[] for _ in range(self.num_ps)]
+        for variable, value, what in items:
+            field = f"{what}{variable.name}"
+            if hasattr(value, "indices") and hasattr(value, "values") and what:
+                indices, rows = _check_rows(variable, value.indices, value.values, field)
+                if guard_nonfinite:
+                    _refuse_nonfinite(field, rows)
+                for place, mine in _rows_by_place(variable, indices):
+                    local = indices[mine] - place.start
+                    make = _maker(sparse_blocks, place.partition, local, np.ascontiguousarray(rows[mine]))
+                    parts[place.ps].append(make)
+                continue
+            array = _check(variable, value, field)
+            if guard_nonfinite:
+                _refuse_nonfinite(field, array)
+            for place in variable.places:
+                piece = array[place.start : place.stop] if variable.shape else array
+                parts[place.ps].append(_maker(dense_blocks, place.partition, piece))
+        return [_chained(makers) for makers in parts]
+
+    def row_blocks(
+        self, rows: Mapping[str, npt.ArrayLike]
+    ) -> tuple[list[MakeBlocks], dict[str, npt.NDArray[np.int64]]]:
+        """For each ps, the blocks that ask for rows; and the row numbers, checked."""
+        parts: list[list[MakeBlocks]] = [[] for _ in range(self.num_ps)]
+        checked = {}
+        for name, ids in rows.items():
+            variable = self.variable(name)
+            checked[name], _ = _check_rows(variable, ids, None, f"rows of {name}")
+            for place, mine in _rows_by_place(variable, checked[name]):
+                local = checked[name][mine] - place.start
+                parts[place.ps].append(_maker(sparse_blocks, place.partition, local, None))
+        return [_chained(makers) for makers in parts], checked
+
+    def partitions(self, names: Sequence[str]) -> list[list[int]]:
+        """For each ps, the ids of its partitions of these variables."""
+        wanted: list[list[int]] = [[] for _ in range(self.num_ps)]
+        for place in itertools.chain.from_iterable(self.variable(name).places for name in names):
+            wanted[place.ps].append(place.partition)
+        return wanted
+
+    # -- in: blocks to arrays ----------------------------------------------------------------------------------------
+
+    def receiver(self, names: Sequence[str], rows: Mapping[str, npt.NDArray[np.int64]]) -> Receiver:
+        """New arrays for these variables and rows, to be filled with the blocks that arrive."""
+        return Receiver(self, names, rows)
+
+    def at(self, ps: int, partition: int) -> tuple[Variable, Place]:
+        """Which variable, and where in it, a partition of a ps is."""
+        return self._at[ps, partition]
+
+
+class Receiver:
+    """Arrays being filled with what the ps send. `values` is complete when every ps has sent its last block."""
+
+    def __init__(self, model: Model, names: Sequence[str], rows: Mapping[str, npt.NDArray[np.int64]]) -> None:
+        self._model = model
+        self.values: dict[str, Array] = {}
+        self._flat: dict[str, Array] = {}
+        for name in names:
+            variable = model.variable(name)
+            self.values[name] = np.empty(variable.shape, variable.dtype)
+            self._flat[name] = self.values[name].reshape(-1)
+        self._positions: dict[tuple[int, int], npt.NDArray[np.intp]] = {}
+        self._filled: dict[tuple[int, int], int] = {}
+        for name, ids in rows.items():
+            variable = model.variable(name)
+            self.values[name] = np.empty((len(ids), *variable.shape[1:]), variable.dtype)
+            self._positions |= {(place.ps, place.partition): mine for place, mine in _rows_by_place(variable, ids)}
+
+    def start(self, ps: int) -> None:
+        """Blocks from this ps come from the beginning (again): a call was retried."""
+        self._filled = {key: count for key, count in self._filled.items() if key[0] != ps}
+
+    def take(self, ps: int, block: pb.Block) -> None:
+        """Put one block where it belongs."""
+        variable, place = self._model.at(ps, block.partition)
+        data = elements(block.data, variable.dtype)
+        if block.indices:
+            done = self._filled.get((ps, block.partition), 0)
+            count = len(block.indices) // INDEX_DTYPE.itemsize
+            where = self._positions[ps, block.partition][done : done + count]
+            self.values[variable.name][where] = data.reshape(count, *variable.shape[1:])
+            self._filled[ps, block.partition] = done + count
+            return
+        row = math.prod(variable.shape[1:])
+        shape = (place.stop - place.start, *variable.shape[1:]) if variable.shape else ()
+        start = place.start * row + block.page * page_elements(shape, variable.dtype.itemsize)
+        self._flat[variable.name][start : start + len(data)] = data
+
+
+def _maker(make: Callable[..., Iterator[pb.Block]], *arguments: Any) -> MakeBlocks:
+    return lambda: make(*arguments)
+
+
+def _chained(makers: Sequence[MakeBlocks]) -> MakeBlocks:
+    return lambda: itertools.chain.from_iterable(make() for make in makers)
+
+
+def _check(variable: Variable, value: npt.ArrayLike, field: str) -> Array:
+    array = to_array(value, field)
+    if array.dtype != variable.dtype:
+        raise DtypeMismatch(field=field, got=array.dtype.name, expected=variable.dtype.name)
+    if array.shape != variable.shape:
+        raise ShapeMismatch(field=field, got=array.shape, expected=variable.shape)
+    return array
+
+
+def _check_rows(variable: Variable, ids: Any, values: Any, field: str) -> tuple[npt.NDArray[np.int64], Array]:
+    """Row numbers and, if given, the values for them, checked against the variable."""
+    if not variable.shape:
+        raise ShapeMismatch(field=field, got="rows of a scalar", expected="a variable with rows")
+    indices = np.asarray(ids)
+    if indices.size == 0:
+        indices = indices.astype(np.int64)
+    if indices.dtype.kind not in "iu" or indices.ndim != 1:
+        raise DtypeMismatch(
+            field=f"{field}, indices", got=f"{indices.dtype.name} {indices.shape}", expected="integers of one dimension"
+        )
+    bad = indices[(indices < 0) | (indices >= variable.shape[0])]
+    if bad.size:
+        raise RowOutOfRange(field=field, got=f"row {bad[0]}", expected=f"0 to {variable.shape[0] - 1}")
+    if values is None:
+        return indices.astype(np.int64), np.empty(0, variable.dtype)
+    rows = to_array(values, field)
+    if rows.dtype != variable.dtype:
+        raise DtypeMismatch(field=field, got=rows.dtype.name, expected=variable.dtype.name)
+    if rows.shape != (len(indices), *variable.shape[1:]):
+        raise ShapeMismatch(field=field, got=rows.shape, expected=(len(indices), *variable.shape[1:]))
+    return indices.astype(np.int64), rows
+
+
+def _rows_by_place(variable: Variable, indices: npt.NDArray[np.int64]) -> Iterator[tuple[Place, npt.NDArray[np.intp]]]:
+    """For each place that has any of the rows, which positions of `indices` those are."""
+    for place in variable.places:
+        mine = np.flatnonzero((indices >= place.start) & (indices < place.stop))
+        if mine.size:
+            yield place, mine
+
+
+def _refuse_nonfinite(field: str, array: Array) -> None:
+    bad = int(array.size - np.count_nonzero(np.isfinite(array)))
+    if bad:
+        raise NonFiniteGradient(field=field, got=f"{bad} of {array.size} elements", expected="finite numbers")

@@ -1,0 +1,56 @@
+"""How long does a client wait, and for whom is it? Arguments, then environment, then defaults, resolved once.
+
+PARAMSERVER_RUN_ID             identity of the job
+PARAMSERVER_CONNECT_TIMEOUT_S  how long to wait for a ps that is not up (60)
+PARAMSERVER_WAIT_TIMEOUT_S     how long a barrier, or a reply, may take (300)
+PARAMSERVER_RETRY_BUDGET_S     how long a broken call is tried again (10)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protos.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Seconds, except run_id, which is empty to take whatever the first ps says."""
+
+    run_id: str
+    connect_timeout_s: float
+    wait_timeout_s: float
+    retry_budget_s: float
+
+
+def resolve(
+    *,
+    run_id: str | None = None,
+    connect_timeout_s: float | None = None,
+    wait_timeout_s: float | None = None,
+    retry_budget_s: float | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Settings:
+    """The settings in force. InvalidInput, by name, for what is not a number of seconds."""
+
+    def seconds(name: str, argument: float | None, default: float) -> float:
+        variable = f"PARAMSERVER_{name.upper()}"
+        text = environ.get(variable)
+        field, value = (name, argument) if argument is not None else (variable, text if text else default)
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not (math.isfinite(number) and number > 0):
+            raise InvalidInput(field=field, got=repr(value), expected="a positive number of seconds")
+        return number
+
+    return Settings(
+        run_id=run_id if run_id is not None else environ.get("PARAMSERVER_RUN_ID", ""),
+        connect_timeout_s=seconds("connect_timeout_s", connect_timeout_s, 60.0),
+        wait_timeout_s=seconds("wait_timeout_s", wait_timeout_s, 300.0),
+        retry_budget_s=seconds("retry_budget_s", retry_budget_s, 10.0),
+    )

@@ -1,0 +1,37 @@
+"""Where are the methods of the service, and with which channel options are they called and served?
+
+The paths and message classes are read off the generated descriptor, so the .proto file stays the only description. Both
+sides use this table instead of generated stubs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from google.protobuf.message_factory import GetMessageClass
+
+from protos import parameter_server_pb2 as pb
+
+SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServer"]
+
+OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.so_reuseport", 0),  # else two servers share one port in silence
+    ("grpc.enable_http_proxy", 0),  # else http_proxy hijacks even localhost
+    ("grpc.optimization_target", "throughput"),
+    ("grpc.max_receive_message_length", -1),  # a table of many variables has no size to set beforehand
+    ("grpc.max_send_message_length", -1),
+)
+
+
+class Method(NamedTuple):
+    path: str
+    request: Any
+    reply: Any
+
+
+METHODS = {
+    method.name: Method(
+        f"/{SERVICE.full_name}/{method.name}", GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+    )
+    for method in SERVICE.methods
+}

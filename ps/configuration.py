@@ -1,0 +1,48 @@
+"""What was the job told to do: mode, slack, backup workers, rule; and who may say so?
+
+The command line of the ps and the first init may each say any part. What both say must agree; what nobody says gets a
+default when the model is initialised. Pure. Next: ps/consistency.py (what a mode does), ps/rules/base.py (what a rule is).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protos.errors import ConfigurationConflict
+from ps.rules import make_rule
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Empty text and None: not said. rule: a rule SPEC."""
+
+    mode: str = ""
+    slack: int | None = None
+    backup_workers: int | None = None
+    rule: str = ""
+
+
+def agree(present: Configuration, wanted: Configuration) -> Configuration:
+    """Both together. ConfigurationConflict, which prints both, where they differ; RuleError for a rule that is none."""
+
+    def pick(field: str, mine: object, theirs: object) -> object:
+        if mine not in ("", None) and theirs not in ("", None) and mine != theirs:
+            raise ConfigurationConflict(
+                field=field,
+                got=repr(theirs),
+                expected=f"{mine!r}, as the job already is",
+                hint="Leave it out, or say the same everywhere.",
+            )
+        return theirs if mine in ("", None) else mine
+
+    mode = str(pick("mode", present.mode, wanted.mode))
+    slack = pick("slack", present.slack, wanted.slack)
+    backup_workers = pick("backup_workers", present.backup_workers, wanted.backup_workers)
+    rule = str(pick("rule", _canonical(present.rule), _canonical(wanted.rule)))
+    assert isinstance(slack, (int, type(None))) and isinstance(backup_workers, (int, type(None)))
+    return Configuration(mode, slack, backup_workers, rule)
+
+
+def _canonical(rule: str) -> str:
+    """A SPEC with every field said, so that "adam" and "adam:learning_rate=0.001" are seen to be the same."""
+    return make_rule(rule).spec() if rule else ""

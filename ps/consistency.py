@@ -1,0 +1,221 @@
+"""When is a gradient applied, and when may a worker read? One pure state machine for each mode.
+
+Events in (a push arrived, a worker wants to pull, a step was applied, a worker left), decisions with a reason out. The
+machines hold versions, clocks and who has contributed; never gradients, never a clock of the wall, never a lock.
+
+    async   apply every push on arrival; a pull never waits
+    sync    hold pushes of the present version until everyone who counts has pushed; apply their mean once
+    ssp     apply on arrival; a pull waits while its worker leads the slowest by more than the slack
+
+References: bulk-synchronous (Valiant 1990), backup workers (Chen et al. 2016), stale-synchronous-parallel (Ho et al. 2013).
+Next: ps/membership.py (who counts), ps/shard.py (who performs the decisions).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from protos.errors import AlreadyPushed, ConfigurationConflict, InvalidVersion, ParameterServerError
+from ps.membership import Membership
+
+MODES = ("async", "sync", "ssp")
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Apply this gradient now."""
+
+    staleness: int
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Hold this gradient; `missing` says who the step still waits for."""
+
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Complete:
+    """Hold this gradient, and the step is full: apply the mean of what `contributors` pushed."""
+
+    contributors: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stale:
+    """Drop this gradient: the step it belongs to is over, or was filled by others."""
+
+    staleness: int
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """This push makes no sense; nothing changes."""
+
+    error: ParameterServerError
+
+
+@dataclass(frozen=True)
+class Wait:
+    """This pull must wait, for these workers."""
+
+    missing: tuple[int, ...]
+    reason: str
+
+
+Decision = Union[Apply, Buffer, Complete, Stale, Refuse]
+
+
+class Seat(enum.Enum):
+    """In sync mode with backup workers ps 0 decides who counts, and the other ps are told."""
+
+    UNDECIDED = 0
+    COUNTED = 1
+    PASSED_OVER = 2
+
+
+@dataclass
+class Consistency:
+    """The state that all modes share, and mode `async`, which needs nothing more.
+
+    version: updates applied. clocks: iterations that each worker has finished, whatever became of them.
+    """
+
+    membership: Membership[Any]
+    version: int = 0
+    clocks: dict[int, int] = field(default_factory=dict)
+
+    def push(self, worker: int, version: int, seat: Seat = Seat.UNDECIDED) -> Decision:
+        """A gradient of `worker`, computed at `version`, has arrived."""
+        if version > self.version:
+            return Refuse(
+                InvalidVersion(field="version", got=version, expected=f"at most {self.version}, the present one")
+            )
+        decision = self._decide(worker, version, seat)
+        if not isinstance(decision, Refuse):
+            self.clocks[worker] = self.clocks.get(worker, 0) + 1
+        return decision
+
+    def _decide(self, worker: int, version: int, seat: Seat) -> Decision:
+        return Apply(self.version - version)
+
+    def applied(self) -> None:
+        """The update that was decided has been applied."""
+        self.version += 1
+
+    def failed(self) -> None:
+        """The update that was decided could not be made; the version stays."""
+
+    def pull(self, worker: int | None) -> Wait | None:
+        """May `worker` read now? None means yes; observers (None) always may."""
+        return None
+
+    def joined(self, worker: int) -> None:
+        """A process has taken this index: a newcomer starts level with the slowest, or it would hold everyone up."""
+        others = [self.clocks.get(other, 0) for other in self.membership.counted() if other != worker]
+        self.clocks[worker] = max(self.clocks.get(worker, 0), min(others, default=0))
+
+    def departed(self) -> Complete | None:
+        """Somebody left or was lost: is a step full now?"""
+        return None
+
+
+class Async(Consistency):
+    """Apply on arrival; nobody waits."""
+
+
+@dataclass
+class Sync(Consistency):
+    """Step t is the mean of exactly the gradients of version t of the workers that count.
+
+    contributors: who has pushed for the present version. A step is full when every counted worker has pushed, or, with
+    backup workers, when N - K have. Invariants: contributors are of `version`; they are empty right after a step.
+    """
+
+    backup_workers: int = 0
+    contributors: set[int] = field(default_factory=set)
+
+    def _decide(self, worker: int, version: int, seat: Seat) -> Decision:
+        if version < self.version or seat is Seat.PASSED_OVER:
+            return Stale(self.version - version)
+        if worker in self.contributors:
+            return Refuse(
+                AlreadyPushed(
+                    field=f"worker {worker}",
+                    got=f"a second gradient for version {version}",
+                    expected="one for each version",
+                    hint="Pull first: that waits for the step and gives the next version.",
+                )
+            )
+        self.contributors.add(worker)
+        return Complete(tuple(sorted(self.contributors))) if self._full() else Buffer(self.missing())
+
+    def missing(self) -> tuple[int, ...]:
+        """The workers that count and have not pushed for the present version."""
+        return tuple(sorted(set(self.membership.counted()) - self.contributors))
+
+    def _full(self) -> bool:
+        if not self.contributors:
+            return False
+        enough = self.membership.num_workers - self.backup_workers
+        return not self.missing() or len(self.contributors) >= max(1, enough)
+
+    def applied(self) -> None:
+        super().applied()
+        self.contributors.clear()
+
+    def failed(self) -> None:
+        self.contributors.clear()
+
+    def pull(self, worker: int | None) -> Wait | None:
+        if worker not in self.contributors:
+            return None
+        return Wait(self.missing(), f"step {self.version} to be complete")
+
+    def departed(self) -> Complete | None:
+        return Complete(tuple(sorted(self.contributors))) if self._full() else None
+
+
+@dataclass
+class Ssp(Consistency):
+    """Apply on arrival, but no worker reads while its clock leads the slowest by more than `slack`."""
+
+    slack: int = 0
+
+    def pull(self, worker: int | None) -> Wait | None:
+        if worker is None:
+            return None
+        clock = self.clocks.get(worker, 0)
+        behind = tuple(
+            other for other in sorted(self.membership.counted()) if clock - self.clocks.get(other, 0) > self.slack
+        )
+        return Wait(behind, f"clock {clock - self.slack} of the slowest (slack {self.slack})") if behind else None
+
+
+def make_consistency(
+    mode: str, membership: Membership[Any], *, slack: int | None = None, backup_workers: int | None = None
+) -> Consistency:
+    """The machine for `mode`.
+
+    Raises ConfigurationConflict for an unknown mode, and for an option that the mode does not have.
+    """
+    if mode not in MODES:
+        raise ConfigurationConflict(field="mode", got=repr(mode), expected=", ".join(MODES))
+    if slack is not None and mode != "ssp":
+        raise ConfigurationConflict(field="slack", got=f"slack {slack} with mode {mode}", expected="mode ssp")
+    if backup_workers and mode != "sync":
+        raise ConfigurationConflict(
+            field="backup_workers", got=f"{backup_workers} with mode {mode}", expected="mode sync"
+        )
+    if backup_workers and backup_workers >= membership.num_workers:
+        raise ConfigurationConflict(
+            field="backup_workers", got=backup_workers, expected=f"fewer than the {membership.num_workers} workers"
+        )
+    if mode == "sync":
+        return Sync(membership, backup_workers=backup_workers or 0)
+    if mode == "ssp":
+        return Ssp(membership, slack=slack or 0)
+    return Async(membership)

@@ -1,0 +1,175 @@
+"""Are the blocks that arrive what they should be? Everything that a ps refuses about values, gradients and rows.
+
+An Intake collects the blocks of one operation and hands them over only when all of them are there and right; until then
+nothing of the shard is touched. Arrays share the memory of the messages they came in.
+
+It must not know modes or rules. Next: ps/servicer.py (feeds it), ps/variable.py (what it makes).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from protos import parameter_server_pb2 as pb
+from protos.codec import INDEX_DTYPE, Array, dtype_of, elements
+from protos.errors import (
+    DtypeMismatch,
+    InvalidInput,
+    NonFiniteGradient,
+    NotTrainable,
+    RowOutOfRange,
+    ShapeMismatch,
+    UnknownVariable,
+)
+from ps.variable import (
+    DenseGradient,
+    Gradient,
+    Indices,
+    Paged,
+    PartitionKey,
+    SparseGradient,
+    expected_pages,
+    sparse_gradient,
+)
+
+
+class Intake:
+    """The blocks of one operation, by partition id."""
+
+    def __init__(self, keys: Sequence[PartitionKey], *, gradients: bool = False) -> None:
+        self._keys = keys
+        self._gradients = gradients
+        self._dense: dict[int, list[Array]] = {}
+        self._expected: dict[int, list[int]] = {}
+        self._sparse: dict[int, list[tuple[Indices, Array]]] = {}
+        self._order: dict[int, None] = {}
+
+    def add(self, block: pb.Block) -> None:
+        """Take one block, or refuse it with a typed error that names the variable."""
+        if block.partition >= len(self._keys):
+            raise UnknownVariable(
+                field="partition",
+                got=block.partition,
+                expected=f"an id below {len(self._keys)}",
+                hint="Describe again.",
+            )
+        key = self._keys[block.partition]
+        if self._gradients and not key.trainable:
+            raise NotTrainable(field=key.name, got="a gradient", expected="assign", hint=f"It is {key.dtype} state.")
+        self._order.setdefault(block.partition)
+        if block.indices:
+            self._add_rows(block, key)
+        else:
+            self._add_page(block, key)
+
+    def _add_page(self, block: pb.Block, key: PartitionKey) -> None:
+        expected = self._expected.get(block.partition)
+        if expected is None:
+            expected = self._expected[block.partition] = expected_pages(key.shape, dtype_of(key.dtype))
+        pages = self._dense.setdefault(block.partition, [])
+        if block.page != len(pages) or block.page >= len(expected) or block.partition in self._sparse:
+            raise InvalidInput(
+                field=str(key), got=f"page {block.page}", expected=f"page {len(pages)} of {len(expected)}"
+            )
+        data = block.data
+        if len(data) != expected[block.page]:
+            raise ShapeMismatch(
+                field=str(key),
+                got=f"{len(data)} bytes in page {block.page}",
+                expected=f"{expected[block.page]} of {key.dtype}",
+            )
+        pages.append(elements(data, dtype_of(key.dtype)))
+
+    def _add_rows(self, block: pb.Block, key: PartitionKey) -> None:
+        if not key.variable_shape:
+            raise ShapeMismatch(field=key.name, got="rows of a scalar", expected="a variable with rows")
+        if len(block.indices) % INDEX_DTYPE.itemsize or block.partition in self._dense:
+            raise InvalidInput(
+                field=str(key), got=f"{len(block.indices)} bytes of indices", expected="int64 row numbers"
+            )
+        indices = np.frombuffer(block.indices, INDEX_DTYPE)
+        bad = indices[(indices < 0) | (indices >= key.stop - key.start)]
+        if bad.size:
+            raise RowOutOfRange(
+                field=str(key), got=f"row {int(bad[0]) + key.start}", expected=f"{key.start} to {key.stop - 1}"
+            )
+        dtype = dtype_of(key.dtype)
+        row = math.prod(key.shape[1:])
+        with_values = self._gradients or bool(block.data)
+        if with_values and len(block.data) != len(indices) * row * dtype.itemsize:
+            raise ShapeMismatch(
+                field=str(key), got=f"{len(block.data)} bytes", expected=f"{len(indices)} rows of {row} {key.dtype}"
+            )
+        shape = (len(indices) if with_values else 0, *key.shape[1:])
+        self._sparse.setdefault(block.partition, []).append((indices, elements(block.data, dtype).reshape(shape)))
+
+    def values(self, *, everything: bool) -> dict[int, Paged]:
+        """Whole values by partition id. everything: every partition must be there, as for init."""
+        if self._sparse:
+            raise InvalidInput(field="blocks", got="rows", expected="whole values")
+        wanted = range(len(self._keys)) if everything else self._dense
+        return {index: self._paged(index) for index in wanted}
+
+    def gradients(self, *, guard_nonfinite: bool) -> dict[int, Gradient]:
+        """Gradients by partition id, in the order they came."""
+        result: dict[int, Gradient] = {}
+        for index in self._order:
+            if index in self._dense:
+                value = self._paged(index)
+                result[index] = DenseGradient(value)
+                pages: Sequence[Array] = value.pages
+            else:
+                parts = self._sparse[index]
+                gradient: SparseGradient = sparse_gradient(
+                    np.concatenate([indices for indices, _ in parts]), np.concatenate([rows for _, rows in parts])
+                )
+                result[index] = gradient
+                pages = [gradient.rows]
+            if guard_nonfinite:
+                refuse_nonfinite(str(self._keys[index]), pages)
+        return result
+
+    def rows(self) -> dict[int, Indices]:
+        """Row numbers that a pull asks for, by partition id."""
+        return {index: np.concatenate([indices for indices, _ in parts]) for index, parts in self._sparse.items()}
+
+    def _paged(self, index: int) -> Paged:
+        key = self._keys[index]
+        pages = self._dense.get(index, [])
+        expected = expected_pages(key.shape, dtype_of(key.dtype))
+        if len(pages) != len(expected):
+            raise ShapeMismatch(field=str(key), got=f"{len(pages)} pages", expected=f"{len(expected)}, all of them")
+        return Paged(key.shape, dtype_of(key.dtype), tuple(pages))
+
+
+def refuse_nonfinite(name: str, pages: Sequence[Array]) -> None:
+    """NonFiniteGradient if any element is NaN or Inf."""
+    bad = sum(int(page.size - np.count_nonzero(np.isfinite(page))) for page in pages)
+    if bad:
+        raise NonFiniteGradient(
+            field=name, got=f"{bad} of {sum(page.size for page in pages)} elements", expected="finite numbers"
+        )
+
+
+def partition_key(message: pb.PartitionSpec) -> PartitionKey:
+    """A partition as the wire describes it, checked."""
+    variable = message.variable
+    shape = tuple(variable.shape)
+    rows = shape[0] if shape else 1
+    if not 0 <= message.start <= message.stop <= rows:
+        raise ShapeMismatch(
+            field=variable.name, got=f"rows {message.start} to {message.stop}", expected=f"within {rows}"
+        )
+    dtype = dtype_of(variable.dtype, variable.name)
+    if variable.trainable and dtype.kind in "biu":
+        raise DtypeMismatch(field=variable.name, got=f"trainable {variable.dtype}", expected="a float")
+    return PartitionKey(variable.name, variable.dtype, shape, message.start, message.stop, variable.trainable)
+
+
+def partition_message(key: PartitionKey) -> pb.PartitionSpec:
+    """The reverse of `partition_key`."""
+    variable = pb.VariableSpec(name=key.name, dtype=key.dtype, shape=key.variable_shape, trainable=key.trainable)
+    return pb.PartitionSpec(variable=variable, start=key.start, stop=key.stop)

@@ -1,0 +1,237 @@
+"""Who belongs to the job, who is alive, and what has each already been answered? A pure state machine.
+
+A worker index is `expected` until a process joins under it, `active` while one does, `left` once it said so, and `lost`
+when its connection has been gone for longer than the lease. Expected and active workers count; the others do not. Each
+process that joins opens a session; a session remembers the answers to its last pushes, which is what makes a push sent
+twice an update applied once.
+
+`now` comes in as an argument, in seconds of any monotonic clock. It must not know modes, variables or grpc.
+Next: ps/consistency.py (what follows from who counts).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from protos.errors import ClusterError, NotJoined, ProtocolMismatch, WorkerIndexTaken, WrongRun
+
+# Answers kept per session. A client has at most one push under way per thread, so this is far more than can be asked for.
+REMEMBERED_PUSHES = 1024
+
+T = TypeVar("T")
+
+
+@dataclass
+class Session(Generic[T]):
+    """One client in one process. worker is None for an observer.
+
+    forked: a child of the worker's process, which shares its index and comes and goes without the worker doing so.
+    """
+
+    id: str
+    worker: int | None
+    generation: int
+    origin: str
+    forked: bool = False
+    connections: int = 1
+    answers: OrderedDict[int, T] = field(default_factory=OrderedDict)
+    forgotten_through: int = 0
+
+    def remember(self, sequence: int, answer: T) -> None:
+        self.answers[sequence] = answer
+        while len(self.answers) > REMEMBERED_PUSHES:
+            oldest, _ = self.answers.popitem(last=False)
+            self.forgotten_through = max(self.forgotten_through, oldest)
+
+
+@dataclass
+class Member:
+    """One worker index."""
+
+    state: str = "expected"
+    generation: int = 0
+    origin: str = ""
+    reason: str = ""
+    disconnected_at_s: float | None = None
+
+
+@dataclass(frozen=True)
+class JoinFacts:
+    """What a client says of itself when it joins."""
+
+    session: str
+    worker: int | None
+    run_id: str = ""
+    parent_session: str = ""
+    origin: str = ""
+    protocol_version: int = 0
+    num_ps: int = 0
+    num_workers: int = 0
+    ps_index: int = 0
+
+
+class Membership(Generic[T]):
+    """Sessions and members of one ps.
+
+    Invariants: a worker has sessions only while it is `active`; all but one of them are forked from that one. The
+    generation of an index never falls. `run_id` is set once.
+    """
+
+    def __init__(
+        self, num_workers: int, *, run_id: str = "", ps_index: int = 0, num_ps: int = 1, protocol_version: int = 0
+    ) -> None:
+        self.num_workers = num_workers
+        self.run_id = run_id
+        self.ps_index, self.num_ps, self.protocol_version = ps_index, num_ps, protocol_version
+        self.members = {index: Member() for index in range(num_workers)}
+        self.sessions: dict[str, Session[T]] = {}
+
+    def __repr__(self) -> str:
+        states = ", ".join(f"{index}: {member.state}" for index, member in self.members.items())
+        return f"Membership(run {self.run_id!r}; {states}; {len(self.sessions)} sessions)"
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def counted(self) -> Iterator[int]:
+        """Workers that a barrier waits for: those that are here and those still to come."""
+        return (index for index, member in self.members.items() if member.state in ("expected", "active"))
+
+    def done(self) -> bool:
+        """Whether every worker has come and gone."""
+        return bool(self.members) and all(member.state in ("left", "lost") for member in self.members.values())
+
+    def session(self, session_id: str) -> Session[T]:
+        """The live session of this id; NotJoined if there is none."""
+        try:
+            return self.sessions[session_id]
+        except KeyError:
+            raise NotJoined(
+                field="session",
+                got=repr(session_id),
+                expected="a session that joined and has not left or been replaced",
+                hint="Connect again.",
+            ) from None
+
+    def describe(self, worker: int) -> str:
+        """The worker for an error message: 'worker 2 (never joined)'."""
+        member = self.members[worker]
+        if member.state == "expected":
+            return f"worker {worker} (never joined)"
+        if member.disconnected_at_s is not None:
+            return f"worker {worker} ({member.origin}, connection lost)"
+        return f"worker {worker} ({member.origin})"
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def join(self, facts: JoinFacts) -> Session[T]:
+        """A client wants in. The session that it gets, or a typed error and no change."""
+        self._check(facts)
+        self.run_id = self.run_id or facts.run_id
+        known = self.sessions.get(facts.session)
+        if known is not None:  # the same process again, after its connection broke
+            known.connections += 1
+            if known.worker is not None and not known.forked:
+                self.members[known.worker].disconnected_at_s = None
+            return known
+        session: Session[T] = Session(facts.session, facts.worker, 1, facts.origin)
+        if facts.worker is not None:
+            member = self.members[facts.worker]
+            forked = (
+                facts.parent_session in self.sessions and self.sessions[facts.parent_session].worker == facts.worker
+            )
+            if not forked:
+                self._replace_dead_sessions(facts.worker, facts.origin)
+                member.origin = facts.origin
+                member.state, member.reason, member.disconnected_at_s = "active", "", None
+            session.forked = forked
+            session.generation = member.generation = member.generation + 1
+        self.sessions[facts.session] = session
+        return session
+
+    def _check(self, facts: JoinFacts) -> None:
+        if facts.protocol_version != self.protocol_version:
+            older = "client" if facts.protocol_version < self.protocol_version else "ps"
+            raise ProtocolMismatch(
+                field="protocol_version",
+                got=f"client {facts.protocol_version}",
+                expected=f"{self.protocol_version}, which this ps speaks",
+                hint=f"Upgrade the {older}.",
+            )
+        if facts.run_id and self.run_id and facts.run_id != self.run_id:
+            raise WrongRun(
+                field="run_id",
+                got=repr(facts.run_id),
+                expected=repr(self.run_id),
+                hint="Another job runs at this address, or the ps was restarted and has lost this job's state.",
+            )
+        if facts.num_ps and (facts.ps_index, facts.num_ps) != (self.ps_index, self.num_ps):
+            raise ClusterError(
+                field="cluster.ps",
+                got=f"ps {facts.ps_index} of {facts.num_ps}",
+                expected=f"ps {self.ps_index} of {self.num_ps}, as this ps was started",
+                hint="Give every process the same cluster description.",
+            )
+        if facts.worker is not None and facts.num_workers != self.num_workers:
+            raise ClusterError(
+                field="cluster.worker",
+                got=f"{facts.num_workers} workers",
+                expected=f"{self.num_workers}, as this ps was started",
+                hint="Give every process the same cluster description.",
+            )
+        if facts.worker is not None and facts.worker not in self.members:
+            raise ClusterError(field="worker", got=facts.worker, expected=f"0 to {self.num_workers - 1}")
+
+    def _replace_dead_sessions(self, worker: int, origin: str) -> None:
+        mine = [session for session in self.sessions.values() if session.worker == worker]
+        live = [session for session in mine if session.connections > 0 and not session.forked]
+        if live:
+            raise WorkerIndexTaken(
+                field=f"worker {worker}",
+                got=f"a second process ({origin})",
+                expected=f"only {live[0].origin}, which is connected",
+                hint="Give each worker its own index in TF_CONFIG.",
+            )
+        for session in mine:
+            del self.sessions[session.id]
+
+    def disconnected(self, session_id: str, now_s: float) -> None:
+        """A connection of the session broke without Leave. The lease starts when its worker has none left."""
+        session = self.sessions.get(session_id)
+        if session is None:
+            return
+        session.connections -= 1
+        if session.connections > 0:
+            return
+        if session.worker is None or session.forked:
+            del self.sessions[session_id]
+        else:
+            self.members[session.worker].disconnected_at_s = now_s
+
+    def leave(self, session_id: str, reason: str) -> int | None:
+        """The session says goodbye. The worker that no longer counts, unless it was an observer or a forked child."""
+        session = self.session(session_id)
+        del self.sessions[session_id]
+        if session.worker is None or session.forked:
+            return None
+        self._forget(session.worker, "left", reason)
+        return session.worker
+
+    def expire(self, now_s: float, lease_s: float) -> list[int]:
+        """Workers whose connection has been gone for longer than the lease: they are lost now and no longer count."""
+        lost = [
+            index
+            for index, member in self.members.items()
+            if member.disconnected_at_s is not None and now_s - member.disconnected_at_s > lease_s
+        ]
+        for index in lost:
+            self._forget(index, "lost", "its connection was gone")
+        return lost
+
+    def _forget(self, worker: int, state: str, reason: str) -> None:
+        member = self.members[worker]
+        member.state, member.reason, member.disconnected_at_s = state, reason, None
+        for session in [session for session in self.sessions.values() if session.worker == worker]:
+            del self.sessions[session.id]

@@ -1,0 +1,33 @@
+"""Adam."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ps.rules.base import Context, Floats, Updated, UpdateRule, register
+
+
+@register("adam")
+class Adam(UpdateRule):
+    """Adam (Kingma, Ba 2015), in the form of the end of its section 2, which Keras and TensorFlow use.
+
+    m ← m + (1-β₁)(g - m)
+    v ← v + (1-β₂)(g² - v)
+    w ← w - α m / (√v + ε),  α = η √(1-β₂ᵗ) / (1-β₁ᵗ),  t = step + 1
+    """
+
+    learning_rate: float = 0.001
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    slots = ("m", "v")
+
+    def update(self, ctx: Context, value: Floats, grad: Floats, *slots: Floats) -> Updated:
+        m, v = slots
+        t = ctx.step + 1
+        alpha = ctx.learning_rate * math.sqrt(1 - self.beta_2**t) / (1 - self.beta_1**t)
+        m = m + (1 - self.beta_1) * (grad - m)
+        v = v + (1 - self.beta_2) * (grad * grad - v)
+        return value - alpha * m / (np.sqrt(v) + self.epsilon), m, v

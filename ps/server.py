@@ -1,0 +1,148 @@
+"""How does a ps start, live and end? Binding a port, serving, watching leases, stopping for a reason.
+
+A ps ends by itself when every worker has left; or because somebody said so: a signal, or the Stop call. Whatever the
+reason, those who wait are told it before the port closes.
+
+Next: ps/servicer.py (what is served), ps/__main__.py (the program), ps/local.py (several in one process).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
+
+from protos.codec import PROTOCOL_VERSION
+from protos.errors import AddressInUse
+from protos.service import OPTIONS, SERVICE
+from ps.configuration import Configuration
+from ps.membership import Membership
+from ps.servicer import Servicer
+from ps.shard import PushResult, Shard
+from ps.story import Event, Story
+
+log = logging.getLogger("paramserver.ps")
+
+TICK_S = 0.1
+# How long calls that are under way at a stop may take to hear of it.
+GRACE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that can be set about one ps. bind: where to listen, by default the address that the others know."""
+
+    index: int
+    ps_addresses: tuple[str, ...]
+    num_workers: int
+    bind: str = ""
+    run_id: str = ""
+    configuration: Configuration = field(default_factory=Configuration)
+    guard_nonfinite: bool = False
+    lease_s: float = 10.0
+    story_dir: Path | None = None
+    exit_when_done: bool = True
+
+
+class Server:
+    """One ps. start() binds and serves; run() lasts until it has ended and says why."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._story_file: TextIO | None = None
+        if settings.story_dir is not None:
+            settings.story_dir.mkdir(parents=True, exist_ok=True)
+            path = settings.story_dir / f"story-ps{settings.index}.jsonl"
+            self._story_file = path.open("w", encoding="utf-8")
+        membership: Membership[PushResult] = Membership(
+            settings.num_workers,
+            # Without a name of its own a run gets one from ps 0, and the other ps take it from the first client.
+            run_id=settings.run_id or (secrets.token_hex(8) if settings.index == 0 else ""),
+            ps_index=settings.index,
+            num_ps=len(settings.ps_addresses),
+            protocol_version=PROTOCOL_VERSION,
+        )
+        self.shard = Shard(membership, settings.configuration, Story(self._write_event), settings.guard_nonfinite)
+        self.ps_addresses = list(settings.ps_addresses)
+        self.servicer = Servicer(self.shard, self.ps_addresses, self.stop)
+        self._server = grpc.aio.server(options=OPTIONS)
+        self._server.add_generic_rpc_handlers((self.servicer.handlers(),))
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._ended: asyncio.Future[str] | None = None
+
+    async def start(self) -> int:
+        """Bind and serve; the port. AddressInUse if that cannot be."""
+        bind = self.settings.bind or self.settings.ps_addresses[self.settings.index]
+        self._ended = asyncio.get_running_loop().create_future()
+        try:
+            port: int = self._server.add_insecure_port(bind)
+        except RuntimeError as error:
+            raise AddressInUse(
+                field=f"ps {self.settings.index}",
+                got=f"{bind} ({_short(error)})",
+                expected="a free port of this machine",
+                hint=f"See who listens there: ss -ltnp 'sport = :{bind.rpartition(':')[2]}'.",
+            ) from error
+        await self._server.start()
+        for service in ("", SERVICE.full_name):
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        return port
+
+    def stop(self, reason: str) -> None:
+        """End, for this reason. Call on the event loop; the first reason stands."""
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(reason)
+
+    async def run(self) -> str:
+        """Serve until the end and return the reason. Everybody who waits has been told, and the port is free again."""
+        assert self._ended is not None, "start() first"
+        watch = asyncio.ensure_future(self._watch())
+        watch.add_done_callback(self._watch_ended)
+        try:
+            reason = await self._ended
+        finally:
+            watch.cancel()
+        self.servicer.close(reason)
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(GRACE_S)
+        if self._story_file is not None:
+            self._story_file.close()
+        return reason
+
+    def _watch_ended(self, watch: asyncio.Future[None]) -> None:
+        if not watch.cancelled() and watch.exception() is not None:
+            log.error("the lease watch failed", exc_info=watch.exception())
+            self.stop(f"an internal error: {watch.exception()}")
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            for worker in await self.shard.expire(self.settings.lease_s):
+                log.warning("worker %d is lost: no connection for %g s", worker, self.settings.lease_s)
+            if self._story_file is not None:
+                self._story_file.flush()
+            if self.settings.exit_when_done and self.shard.membership.done():
+                self.stop("every worker has left")
+
+    def lost_workers(self) -> list[int]:
+        """Workers that went without leaving."""
+        return [index for index, member in self.shard.membership.members.items() if member.state == "lost"]
+
+    def _write_event(self, event: Event) -> None:
+        if event.kind in ("join", "leave", "lost", "init"):
+            log.info("%s", event.to_json())
+        if self._story_file is not None:
+            self._story_file.write(event.to_json() + "\n")
+
+
+def _short(error: Exception) -> str:
+    """The first line of what grpc says, without its dump of internals."""
+    return str(error).splitlines()[0].split("; ")[0]

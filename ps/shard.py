@@ -1,0 +1,481 @@
+"""Who changes a shard, and in which order? The one place where state, modes, membership and waiting meet.
+
+The core decides (consistency, membership), the engine computes (apply, aggregation), this class performs: it lets one
+update happen at a time, publishes the new state, and wakes those who wait. All of it runs on one event loop; only the maths
+of a large update leaves it, on a state that nobody can change.
+
+It must not know messages or sockets. Next: ps/servicer.py (RPC in, RPC out).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from protos.errors import (
+    InitConflict,
+    NotInitialized,
+    ParameterServerError,
+    ReadOnly,
+    RuleError,
+    RuleFailed,
+    ServerStopping,
+    WaitTimeout,
+)
+from ps import aggregation
+from ps.apply import apply, with_slots
+from ps.configuration import Configuration, agree
+from ps.consistency import Apply, Buffer, Complete, Consistency, Refuse, Seat, Stale, Sync, Wait, make_consistency
+from ps.initialization import Declaration, Initialization
+from ps.membership import JoinFacts, Membership, Session
+from ps.rules import UpdateRule, make_rule
+from ps.story import Event, Story
+from ps.variable import Gradients, Paged, Partition, ShardState
+
+# Below this an update is made on the event loop: handing it to a thread would cost more than it takes.
+INLINE_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class PushResult:
+    """What became of a push. first: for a duplicate, what became of it when it first came."""
+
+    outcome: str
+    staleness: int
+    version: int
+    first: str = ""
+
+
+@dataclass
+class Counters:
+    """Since the start of this ps. sent = applied + stale + duplicate + buffered (now)."""
+
+    sent: int = 0
+    applied: int = 0
+    buffered: int = 0
+    stale: int = 0
+    duplicate: int = 0
+    refused: int = 0
+    pulls: int = 0
+
+
+@dataclass(frozen=True)
+class _Contribution:
+    session: Session[PushResult]
+    sequence: int
+    gradients: Gradients
+
+
+@dataclass
+class _Waiter:
+    """A call that waits: woken whenever something it may wait for has happened."""
+
+    worker: int | None
+    future: asyncio.Future[None]
+    wait: Wait
+
+
+@dataclass
+class Shard:
+    """One shard, live. Every method is called on the event loop it was first used on.
+
+    Locking: `_turn` lets one change of the state (update, init, assign) happen at a time, in order of arrival. It guards
+    `state`, `pending` and the order of the story. It is held while an update is computed; never while a message is sent or
+    received, and never while waiting for another worker. Pulls do not take it: they read `state`, which is immutable.
+    """
+
+    membership: Membership[PushResult]
+    configuration: Configuration
+    story: Story = field(default_factory=Story)
+    guard_nonfinite: bool = False
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self.state: ShardState | None = None
+        self.rule: UpdateRule | None = make_rule(self.configuration.rule) if self.configuration.rule else None
+        self.consistency: Consistency | None = None
+        self.initialization = Initialization()
+        self.counters = Counters()
+        self.pending: dict[int, _Contribution] = {}
+        self.stopping: str = ""
+        self._turn = asyncio.Lock()
+        self._waiters: list[_Waiter] = []
+        self._read_states: dict[str, dict[int, ShardState]] = {}
+        self._failed_steps: dict[str, RuleFailed] = {}
+        if self.configuration.mode:
+            self._make_consistency(
+                self.configuration
+            )  # a mode that cannot be is refused at start, not at the first init
+
+    def __repr__(self) -> str:
+        version = self.state.version if self.state else None
+        return (
+            f"Shard(version {version}, {self.configuration}, {self.membership!r}, pending from {sorted(self.pending)}, "
+            f"{len(self._waiters)} waiting, {self.counters})"
+        )
+
+    # -- membership --------------------------------------------------------------------------------------------------
+
+    def join(self, facts: JoinFacts) -> Session[PushResult]:
+        """Open a session, or take a broken connection up again."""
+        self._check_running()
+        returning = facts.session in self.membership.sessions
+        session = self.membership.join(facts)
+        if session.worker is not None and not returning:
+            if self.consistency is not None and not session.forked:
+                self.consistency.joined(session.worker)
+            self._tell("join", worker=session.worker, generation=session.generation)
+        return session
+
+    async def leave(self, session_id: str, reason: str) -> None:
+        """The session is done; if it was a worker's, those who wait for it go on without."""
+        self._read_states.pop(session_id, None)
+        self._failed_steps.pop(session_id, None)
+        self.initialization.abandoned(session_id)
+        worker = self.membership.leave(session_id, reason)
+        if worker is not None:
+            self._tell("leave", worker=worker, reason=reason)
+            await self._departed()
+        self.wake()
+
+    def disconnected(self, session_id: str) -> None:
+        """A connection broke. The lease decides later whether the worker is lost."""
+        self.membership.disconnected(session_id, self.clock())
+        self.initialization.abandoned(session_id)
+        self.wake()
+
+    async def expire(self, lease_s: float) -> list[int]:
+        """Count out the workers whose connection has been gone for longer than the lease, and return them."""
+        lost = self.membership.expire(self.clock(), lease_s)
+        for worker in lost:
+            self._tell("lost", worker=worker, reason=self.membership.members[worker].reason)
+        if lost:
+            await self._departed()
+            self.wake()
+            self.initialization.wake()
+        return lost
+
+    async def _departed(self) -> None:
+        async with self._turn:
+            decision = self.consistency.departed() if self.consistency else None
+            if isinstance(decision, Complete):
+                with contextlib.suppress(RuleFailed):  # _step has told those whose gradients these were
+                    await self._step()
+
+    # -- initialisation ----------------------------------------------------------------------------------------------
+
+    def check_configuration(self, wanted: Configuration) -> Configuration:
+        """What the job's configuration is if `wanted` is added to what is known; a conflict is an error that says both."""
+        agreed = agree(self.configuration, wanted)
+        rule = make_rule(agreed.rule) if agreed.rule else None
+        self._make_consistency(agreed)
+        return Configuration(agreed.mode or "async", agreed.slack, agreed.backup_workers, rule.spec() if rule else "")
+
+    def _make_consistency(self, configuration: Configuration) -> Consistency:
+        return make_consistency(
+            configuration.mode or "async",
+            self.membership,
+            slack=configuration.slack,
+            backup_workers=configuration.backup_workers,
+        )
+
+    async def begin_init(
+        self, session_id: str, wanted: Configuration, declaration: Declaration, after_chief: bool, wait_s: float
+    ) -> tuple[int, Configuration, bool]:
+        """May this session initialise the model? (grant or 0, the configuration in force, whether the rule is elementwise)."""
+        self._check_running()
+        session = self._worker_session(session_id, "init")
+        configuration = self.check_configuration(wanted)
+        rule = make_rule(configuration.rule) if configuration.rule else None
+        if rule is None and any(trainable for *_, trainable in declaration.variables):
+            raise _no_rule()
+
+        def in_turn() -> bool:
+            chief = self.membership.members[0].state
+            return not after_chief or session.worker == 0 or chief in ("left", "lost")
+
+        ask = self.initialization.ask
+        grant = await ask(session_id, declaration, self._check_running, wait_s, in_turn=in_turn)
+        return grant, configuration, rule is None or rule.elementwise
+
+    async def initialize(
+        self, session_id: str, grant: int, wanted: Configuration, partitions: Sequence[Partition]
+    ) -> int:
+        """Take the first values. A later grant replaces what a dead initialiser left, as long as nothing was applied."""
+        session = self._worker_session(session_id, "init")
+        async with self._turn:
+            if self.state is not None and (grant <= self.initialization.accepted_grant or self.state.version > 0):
+                raise InitConflict(
+                    field="init", got=f"grant {grant}", expected="one initialiser", hint="Pull the values."
+                )
+            configuration = self.check_configuration(wanted)
+            rule = make_rule(configuration.rule) if configuration.rule else None
+            if rule is None and any(partition.key.trainable for partition in partitions):
+                raise _no_rule()
+            if rule is not None:
+                partitions = [with_slots(partition, rule) for partition in partitions]
+            self.state = ShardState(0, tuple(partitions))
+            self.configuration, self.rule = configuration, rule
+            self.consistency = self._make_consistency(configuration)
+            self.initialization.accept(grant, session_id)
+            self._tell("init", worker=session.worker, names=tuple(str(partition.key) for partition in partitions))
+            self.wake()
+            return self.state.version
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def ready_state(self) -> ShardState:
+        """The present state; NotInitialized before there is one."""
+        if self.state is None:
+            raise NotInitialized(
+                field="model", got="no variables", expected="an init", hint="Call init first, on any worker."
+            )
+        return self.state
+
+    async def pull(self, session: Session[PushResult], at_least: int, wait_s: float) -> ShardState:
+        """The state this worker may read now, once the mode lets it."""
+        self._check_running()
+        state = self.ready_state()
+        if self.consistency is not None and (at_least > state.version or self.consistency.pull(session.worker)):
+            await self._wait(session, at_least, wait_s)
+            state = self.ready_state()
+        if (failure := self._failed_steps.pop(session.id, None)) is not None:
+            raise failure
+        self.counters.pulls += 1
+        if self.rule is not None and self.rule.needs_read_value:
+            self._read_states[session.id] = {state.version: state}
+        return state
+
+    async def _wait(self, session: Session[PushResult], at_least: int, wait_s: float) -> None:
+        deadline_s = self.clock() + wait_s
+        while (wait := self._must_wait(session, at_least)) is not None:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiter = _Waiter(session.worker, future, wait)
+            self._waiters.append(waiter)
+            try:
+                await asyncio.wait_for(future, max(0.0, deadline_s - self.clock()))
+            except asyncio.TimeoutError:
+                raise self._timeout(session, at_least, wait_s) from None
+            finally:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+            self._check_running()
+
+    def _must_wait(self, session: Session[PushResult], at_least: int) -> Wait | None:
+        assert self.consistency is not None
+        self.membership.session(session.id)  # replaced or lost while it waited: it is told
+        wait = self.consistency.pull(session.worker)
+        if wait is None and at_least > self.ready_state().version:
+            missing = self.consistency.missing() if isinstance(self.consistency, Sync) else ()
+            wait = Wait(missing, f"version {at_least}, which another ps has reached")
+        return wait
+
+    def _timeout(self, session: Session[PushResult], at_least: int, wait_s: float) -> WaitTimeout:
+        wait = self._must_wait(session, at_least)
+        missing = ", ".join(self.membership.describe(worker) for worker in wait.missing) if wait else ""
+        return WaitTimeout(
+            field="pull" if session.worker is None else f"worker {session.worker}",
+            got=f"{wait_s:g} s without {missing or 'an answer'}",
+            expected=wait.reason if wait else "to go on",
+            hint="See whether that worker is up; the wait is set with wait_timeout_s.",
+        )
+
+    def waiting(self) -> dict[int, str]:
+        """What each waiting worker waits for, for the status."""
+        return {
+            waiter.worker: ", ".join(self.membership.describe(other) for other in waiter.wait.missing)
+            or waiter.wait.reason
+            for waiter in self._waiters
+            if waiter.worker is not None
+        }
+
+    def wake(self) -> None:
+        """Let everybody who waits look again."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.future.done():
+                waiter.future.set_result(None)
+
+    # -- changing ----------------------------------------------------------------------------------------------------
+
+    async def push(
+        self, session: Session[PushResult], sequence: int, version: int, gradients: Gradients, seat: Seat
+    ) -> PushResult:
+        """Take one gradient. Runs to its end once begun: a caller that goes away cannot leave a step half made."""
+        return await asyncio.shield(asyncio.ensure_future(self._push(session, sequence, version, gradients, seat)))
+
+    async def _push(
+        self, session: Session[PushResult], sequence: int, version: int, gradients: Gradients, seat: Seat
+    ) -> PushResult:
+        async with self._turn:
+            self._check_running()
+            self._worker_session(session.id, "push")
+            self.ready_state()
+            if (first := session.answers.get(sequence)) is not None:
+                return self._count(session, sequence, first, duplicate=True)
+            if sequence <= session.forgotten_through:
+                return self._count(
+                    session, sequence, PushResult("applied", 0, self.ready_state().version), duplicate=True
+                )
+            try:
+                return await self._perform(session, sequence, version, gradients, seat)
+            except ParameterServerError:
+                self.counters.refused += 1
+                raise
+
+    async def _perform(
+        self, session: Session[PushResult], sequence: int, version: int, gradients: Gradients, seat: Seat
+    ) -> PushResult:
+        assert self.consistency is not None
+        assert self.state is not None
+        assert session.worker is not None
+        read_state = self._read_state(session, version)
+        before = self.consistency.clocks.get(session.worker, 0)
+        decision = self.consistency.push(session.worker, version, seat)
+        if isinstance(decision, Refuse):
+            raise decision.error
+        if isinstance(decision, Stale):
+            result = PushResult("stale", decision.staleness, self.state.version)
+        elif isinstance(decision, Buffer):
+            self.pending[session.worker] = _Contribution(session, sequence, gradients)
+            result = PushResult("buffered", 0, self.state.version)
+        elif isinstance(decision, Complete):
+            self.pending[session.worker] = _Contribution(session, sequence, gradients)
+            await self._step()
+            result = PushResult("applied", 0, self.state.version)
+        else:
+            assert isinstance(decision, Apply)
+            try:
+                self.state = await self._compute(gradients, decision.staleness, session.worker, read_state)
+            except RuleFailed:
+                self.consistency.clocks[session.worker] = before
+                raise
+            self.consistency.applied()
+            result = PushResult("applied", decision.staleness, self.state.version)
+        self._count(session, sequence, result)
+        self._tell(
+            "push",
+            worker=session.worker,
+            generation=session.generation,
+            sequence=sequence,
+            at_version=version,
+            outcome=result.outcome,
+            staleness=result.staleness,
+        )
+        self.wake()
+        return result
+
+    async def _step(self) -> None:
+        """Apply the mean of what is pending: the step is full. If the rule fails, the step is undone and may be tried again."""
+        assert self.consistency is not None
+        assert self.state is not None
+        pending, self.pending = self.pending, {}
+        try:
+            combined = aggregation.mean({worker: item.gradients for worker, item in pending.items()}, self.state)
+            self.state = await self._compute(combined, 0, None, self.state)
+        except RuleFailed as failure:
+            self.counters.sent -= self.counters.buffered
+            self.counters.refused += self.counters.buffered
+            self.counters.buffered = 0
+            self.consistency.failed()
+            # Whoever was told `buffered` learns at the next pull that it came to nothing.
+            self._failed_steps.update({item.session.id: failure for item in pending.values()})
+            self.wake()
+            raise
+        self.consistency.applied()
+        self.counters.applied += self.counters.buffered
+        self.counters.buffered = 0
+        order = sorted(pending)
+        self._tell(
+            "step",
+            contributors=tuple(
+                (worker, pending[worker].session.generation, pending[worker].sequence) for worker in order
+            ),
+        )
+        self.wake()
+
+    async def _compute(
+        self, gradients: Gradients, staleness: int, worker: int | None, read_state: ShardState | None
+    ) -> ShardState:
+        state, rule = self.ready_state(), self.rule
+        if rule is None:
+            raise _no_rule()
+
+        def work() -> ShardState:
+            return apply(state, rule, gradients, staleness=staleness, worker=worker, read_state=read_state)
+
+        if sum(state.partitions[index].value.nbytes for index in gradients) <= INLINE_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(None, work)
+
+    def _read_state(self, session: Session[PushResult], version: int) -> ShardState | None:
+        """The state of the version a gradient was computed at, for rules that ask for it."""
+        if self.rule is None or not self.rule.needs_read_value or self.state is None:
+            return None
+        if version == self.state.version:
+            return self.state
+        state = self._read_states.get(session.id, {}).get(version)
+        if state is None:
+            raise RuleError(
+                field=f"rule {self.rule.name}",
+                got=f"a gradient of version {version}, which this worker did not pull last",
+                expected="the version of its last pull: the rule needs the value read",
+                hint="Pull, compute, push.",
+            )
+        return state
+
+    async def assign(self, session: Session[PushResult], values: dict[int, Paged]) -> int:
+        """Set values without a rule; version and slots stay."""
+        async with self._turn:
+            self._check_running()
+            self._worker_session(session.id, "assign")
+            state = self.ready_state()
+            self.state = state.with_values(values)
+            names = tuple(str(state.partitions[index].key) for index in values)
+            if names:
+                self._tell("assign", worker=session.worker, generation=session.generation, names=names)
+            return self.state.version
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def stop(self, reason: str) -> None:
+        """Refuse everything from now on, and tell those who wait."""
+        self.stopping = reason
+        self.initialization.wake()
+        self.wake()
+
+    def _check_running(self) -> None:
+        if self.stopping:
+            raise ServerStopping(field="ps", got=self.stopping, expected="a running ps", hint="The job is over here.")
+
+    def _worker_session(self, session_id: str, doing: str) -> Session[PushResult]:
+        session = self.membership.session(session_id)
+        if session.worker is None:
+            raise ReadOnly(field=doing, got="an observer", expected="a worker")
+        return session
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def _count(
+        self, session: Session[PushResult], sequence: int, result: PushResult, duplicate: bool = False
+    ) -> PushResult:
+        self.counters.sent += 1
+        if duplicate:
+            self.counters.duplicate += 1
+            return PushResult("duplicate", result.staleness, result.version, first=result.outcome)
+        setattr(self.counters, result.outcome, getattr(self.counters, result.outcome) + 1)
+        session.remember(sequence, result)
+        return result
+
+    def _tell(self, kind: str, **fields: object) -> None:
+        version = self.state.version if self.state is not None else 0
+        self.story.tell(Event(kind, version, **fields))  # type: ignore[arg-type]
+
+
+def _no_rule() -> RuleError:
+    return RuleError(
+        field="rule", got="none", expected="a rule for the trainable variables", hint="Give init(rule=…) or --rule."
+    )

@@ -1,6 +1,6 @@
 """The client of the parameter server: what workers and tools use. Start with `client.connect`; read client.py next."""
 
-from client.client import Client, PushResult, Values
+from client.client import Client
 from client.connect import connect
 from client.model import IndexedSlices
 from client.partitioner import (
@@ -10,6 +10,7 @@ from client.partitioner import (
     Partitioner,
     WholeVariables,
 )
+from client.results import PushResult, Values
 from protos import errors
 from protos.errors import ParameterServerError
 

@@ -4,14 +4,14 @@ Every call goes to every ps, and speaks for all: it returns when all have answer
 checked against the model before anything is sent, so that what one ps would refuse reaches none.
 
 All methods may be called from several threads; a forked child goes on with connections of its own.
-Next: client/exchange.py (one operation on one ps), client/model.py (arrays to blocks), client/initialize.py.
+Next: client/fanout.py (one operation on every ps), client/model.py (arrays to blocks), client/initialize.py.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -19,14 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from client import initialize
-from client.exchange import Exchange
+from client.fanout import MARGIN_S, Fanout
 from client.model import MakeBlocks, Model, Receiver
 from client.partitioner import DEFAULT, Partitioner
-from client.retry import Retry
+from client.results import PushResult, Values, push_result
 from client.session import Session, Who
 from client.settings import Settings
 from client.status import Status, job_status
-from client.transport import Peer
 from protos import parameter_server_pb2 as pb
 from protos.codec import Array
 from protos.errors import (
@@ -34,47 +33,9 @@ from protos.errors import (
     NotInitialized,
     NotJoined,
     ParameterServerError,
-    PeerUnavailable,
-    PushFailed,
     ReadOnly,
     ServerStopping,
 )
-
-# Beyond the wait that a ps grants: for the way there and back.
-MARGIN_S = 10.0
-# From least to most: what a push is told when the ps say different things.
-OUTCOMES = {pb.OUTCOME_APPLIED: "applied", pb.OUTCOME_BUFFERED: "buffered", pb.OUTCOME_STALE: "stale"}
-
-
-class Values(dict[str, Array]):
-    """What a pull returns: arrays by name, which are the caller's own.
-
-    version: one number per ps, the updates applied to its shard. step: the smallest, the updates applied to the whole.
-    """
-
-    def __init__(self, values: Mapping[str, Array], version: tuple[int, ...]) -> None:
-        super().__init__(values)
-        self.version = version
-        self.step = min(version, default=0)
-
-
-@dataclass(frozen=True)
-class PushResult:
-    """What became of a push.
-
-    outcome: applied, buffered or stale; when a push was sent twice, what became of it the first time, with `duplicate` set.
-    staleness: the largest over the ps. version: one number per ps, after the push. sequence: which push of this client.
-    """
-
-    outcome: str
-    staleness: int
-    version: tuple[int, ...]
-    sequence: int
-    duplicate: bool = False
-
-    @property
-    def step(self) -> int:
-        return min(self.version, default=0)
 
 
 class Client:
@@ -83,7 +44,6 @@ class Client:
     def __init__(self, who: Who, settings: Settings) -> None:
         self._who = who
         self._settings = settings
-        self._retry = Retry(budget_s=settings.retry_budget_s)
         self._model: Model | None = None
         self._configuration = pb.Configuration()
         self._versions: tuple[int, ...] = ()
@@ -177,14 +137,14 @@ class Client:
         tables: Sequence[list[pb.PartitionSpec]],
         arrays: Mapping[str, Array],
     ) -> None:
-        exchanges = []
-        for peer, table in zip(session.peers, tables):
-            header = pb.Header(
-                operation=pb.OPERATION_INIT, table=table, grant=grant.grant, configuration=grant.configuration
-            )
-            exchanges.append(self._exchange(session, peer, header, _table_blocks(table, arrays)))
-        _all_or_raise(exchanges[1:], self._retry)
-        _all_or_raise(exchanges[:1], self._retry)  # ps 0 last: once it holds values, every ps does
+        headers = [
+            pb.Header(operation=pb.OPERATION_INIT, table=table, grant=grant.grant, configuration=grant.configuration)
+            for table in tables
+        ]
+        makers = [_table_blocks(table, arrays) for table in tables]
+        fanout = self._fanout(session)
+        fanout.on_all(headers, makers, only=range(1, len(headers)))
+        fanout.on_all(headers, makers, only=[0])  # ps 0 last: once it holds values, every ps does
 
     def _describe(self, session: Session) -> Model:
         request = pb.DescribeRequest(session=session.id)
@@ -227,8 +187,13 @@ class Client:
         receiver = model.receiver([name for name in wanted if name not in row_ids], row_ids)
         wait_s = self._settings.wait_timeout_s if wait_timeout_s is None else wait_timeout_s
         headers = self._pull_headers(model, wanted, names is None and rows is None, row_ids, wait_s)
-        answers = self._on_all(session, headers, row_makers, receiver, wait_s)
-        return self._received(session, headers, row_makers, receiver, answers, wait_s)
+        versions = self._fanout(session).pull(headers, row_makers, receiver, wait_s, one_version=self.mode == "sync")
+        return self._pulled(session, receiver, versions)
+
+    def _pulled(self, session: Session, receiver: Receiver, versions: tuple[int, ...]) -> Values:
+        with session.versions_lock:
+            self._versions = versions
+        return Values(receiver.values, versions)
 
     def _pull_headers(
         self, model: Model, wanted: Sequence[str], everything: bool, row_ids: Mapping[str, object], wait_s: float
@@ -242,34 +207,6 @@ class Client:
             for mine in partitions
         ]
 
-    def _received(
-        self,
-        session: Session,
-        headers: list[pb.Header],
-        makers: Sequence[MakeBlocks],
-        receiver: Receiver,
-        answers: Sequence[pb.Answer],
-        wait_s: float,
-    ) -> Values:
-        """The values, once all shards are of one version if the mode is sync."""
-        versions = [answer.version for answer in answers]
-        while self._configuration.mode == "sync" and len(set(versions)) > 1:
-            newest = max(versions)
-            behind = [index for index, version in enumerate(versions) if version < newest]
-            exchanges = []
-            for index in behind:
-                headers[index].at_least = newest
-                exchanges.append(
-                    self._exchange(
-                        session, session.peers[index], headers[index], makers[index], receiver, wait_s
-                    ).begin()
-                )
-            for index, answer in zip(behind, _all_or_raise(exchanges, self._retry)):
-                versions[index] = answer.version
-        with session.versions_lock:
-            self._versions = tuple(versions)
-        return Values(receiver.values, tuple(versions))
-
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def push(
@@ -281,8 +218,9 @@ class Client:
         send a push again that failed, as its PushFailed says. Returns at once when it must wait for others (`buffered`).
         """
         session = self._session()
-        headers, makers, number, at = self._push_headers(session, gradients, pb.OPERATION_PUSH, version, sequence)
-        return self._push_result(self._push_to_all(session, headers, makers, None, number), number, at)
+        headers, makers, _ = self._push_headers(session, gradients, pb.OPERATION_PUSH, version, sequence)
+        answers = self._fanout(session).push(headers, makers, None, None, leader_first=self._leader_first)
+        return push_result(answers, headers[0].sequence)
 
     def push_pull(
         self,
@@ -296,18 +234,30 @@ class Client:
         session = self._session()
         model = self._known_model(session)
         wait_s = self._settings.wait_timeout_s if wait_timeout_s is None else wait_timeout_s
-        headers, makers, number, at = self._push_headers(session, gradients, pb.OPERATION_PUSH_PULL, version, sequence)
+        headers, makers, at = self._push_headers(session, gradients, pb.OPERATION_PUSH_PULL, version, sequence)
         for header in headers:
             header.wait_ms = _milliseconds(wait_s)
         receiver = model.receiver(list(model.variables), {})
-        answers = self._push_to_all(session, headers, makers, receiver, number, wait_s)
-        pulls = self._pull_headers(model, list(model.variables), True, {}, wait_s)
+        fanout = self._fanout(session)
+        answers = fanout.push(headers, makers, receiver, wait_s, leader_first=self._leader_first)
         nothing: list[MakeBlocks] = [lambda: iter(())] * model.num_ps
-        values = self._received(session, pulls, nothing, receiver, answers, wait_s)
-        result = self._push_result(answers, number, at)
-        if result.outcome == "buffered" and min(values.version) > min(at):
-            result = PushResult("applied", result.staleness, values.version, number, result.duplicate)
-        return values, PushResult(result.outcome, result.staleness, values.version, number, result.duplicate)
+        versions = fanout.pull(
+            self._pull_headers(model, [], True, {}, wait_s),
+            nothing,
+            receiver,
+            wait_s,
+            first=answers,
+            one_version=self.mode == "sync",
+        )
+        values = self._pulled(session, receiver, versions)
+        result = push_result(answers, headers[0].sequence)
+        completed = result.outcome == "buffered" and min(versions) > min(at)
+        outcome = "applied" if completed else result.outcome
+        return values, replace(result, outcome=outcome, version=versions)
+
+    @property
+    def _leader_first(self) -> bool:
+        return self._configuration.backup_workers > 0
 
     def _push_headers(
         self,
@@ -316,88 +266,17 @@ class Client:
         operation: pb.Operation,
         version: Sequence[int] | None,
         sequence: int | None,
-    ) -> tuple[list[pb.Header], list[MakeBlocks], int, tuple[int, ...]]:
-        """Everything checked, nothing sent: headers and blocks for each ps, the sequence, the versions."""
+    ) -> tuple[list[pb.Header], list[MakeBlocks], tuple[int, ...]]:
+        """Everything checked, nothing sent: headers and blocks for each ps, and the versions the gradients are of."""
         self._require_worker("push")
         model = self._known_model(session)
         makers = model.gradient_blocks(gradients, guard_nonfinite=session.guard_nonfinite)
-        at = self._versions if version is None else tuple(int(number) for number in version)
-        if len(at) != model.num_ps or any(number < 0 for number in at):
-            raise InvalidVersion(field="version", got=at, expected=f"{model.num_ps} numbers, one per ps")
+        at = self._versions if version is None else _checked_version(version, model.num_ps)
         if self._configuration.mode == "sync":
             at = (min(at),) * model.num_ps  # a mixture of versions is as old as its oldest part
         number = next(session.sequences) if sequence is None else sequence
         headers = [pb.Header(operation=operation, sequence=number, version=mine) for mine in at]
-        return headers, makers, number, at
-
-    def _push_to_all(
-        self,
-        session: Session,
-        headers: Sequence[pb.Header],
-        makers: Sequence[MakeBlocks],
-        receiver: Receiver | None,
-        sequence: int,
-        wait_s: float = 0.0,
-    ) -> list[pb.Answer]:
-        """Every ps's answer, or PushFailed with those that refused."""
-
-        def send(indices: Sequence[int]) -> list[pb.Answer | ParameterServerError]:
-            exchanges = [
-                self._exchange(session, session.peers[index], headers[index], makers[index], receiver, wait_s).begin()
-                for index in indices
-            ]
-            return _collect(exchanges, self._retry)
-
-        everyone = range(len(headers))
-        if self._configuration.backup_workers and len(headers) > 1:
-            answers = self._push_leader_first(session, headers, makers, send)
-        else:
-            answers = send(everyone)
-        refused = {index: answer for index, answer in enumerate(answers) if isinstance(answer, ParameterServerError)}
-        if not refused:
-            return [answer for answer in answers if isinstance(answer, pb.Answer)]
-        first = next(iter(refused.values()))
-        if len(refused) == len(headers) or isinstance(first, (ServerStopping, PeerUnavailable)):
-            raise first
-        raise PushFailed(
-            refused=refused,
-            sequence=sequence,
-            field="push",
-            got="; ".join(str(error) for error in refused.values()),
-            expected="every ps to take it",
-            hint=f"Push again with sequence={sequence}: what was applied is not applied twice.",
-        )
-
-    def _push_leader_first(
-        self,
-        session: Session,
-        headers: Sequence[pb.Header],
-        makers: Sequence[MakeBlocks],
-        send: Callable[[Sequence[int]], list[pb.Answer | ParameterServerError]],
-    ) -> list[pb.Answer | ParameterServerError]:
-        """With backup workers ps 0 decides who counts; the others are told, so that all shards take the same workers."""
-        pulling = headers[0].operation == pb.OPERATION_PUSH_PULL
-        if pulling:  # the pull half would wait for the step, and the step for what the other ps have not been sent yet
-            headers[0].operation = pb.OPERATION_PUSH
-        (decision,) = send([0])
-        if isinstance(decision, ParameterServerError):
-            return [decision] * len(headers)
-        stale = _first_outcome(decision) == "stale"
-        for header in headers[1:]:
-            header.seat = pb.SEAT_PASSED_OVER if stale else pb.SEAT_COUNTED
-        if not pulling:
-            return [decision, *send(range(1, len(headers)))]
-        headers[
-            0
-        ].operation = pb.OPERATION_PUSH_PULL  # the same sequence: its push half is a duplicate, its pull half is not
-        return send(range(len(headers)))
-
-    def _push_result(self, answers: Sequence[pb.Answer], sequence: int, at: tuple[int, ...]) -> PushResult:
-        outcomes = [_first_outcome(answer) for answer in answers]
-        worst = next((outcome for outcome in ("stale", "buffered") if outcome in outcomes), "applied")
-        duplicate = all(answer.outcome == pb.OUTCOME_DUPLICATE for answer in answers)
-        staleness = max((answer.staleness for answer in answers), default=0)
-        return PushResult(worst, staleness, tuple(answer.version for answer in answers), sequence, duplicate)
+        return headers, makers, at
 
     def assign(self, values: Mapping[str, npt.ArrayLike]) -> None:
         """Set values without a rule: integer and boolean state, statistics, weights by hand. Versions and slots stay."""
@@ -405,7 +284,7 @@ class Client:
         self._require_worker("assign")
         makers = self._known_model(session).value_blocks(values)
         headers = [pb.Header(operation=pb.OPERATION_ASSIGN) for _ in makers]
-        self._on_all(session, headers, makers, None, 0.0)
+        self._fanout(session).on_all(headers, makers)
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
@@ -452,63 +331,21 @@ class Client:
         if self.worker is None:
             raise ReadOnly(field=doing, got="an observer", expected="a worker")
 
-    def _exchange(
-        self,
-        session: Session,
-        peer: Peer,
-        header: pb.Header,
-        blocks: MakeBlocks,
-        receiver: Receiver | None = None,
-        wait_s: float = 0.0,
-    ) -> Exchange:
-        quiet_s = max(wait_s, self._settings.wait_timeout_s if wait_s == 0 else 0) + MARGIN_S
-        return Exchange(peer, header, session.id, blocks, receiver, quiet_s=quiet_s, rejoin=session.rejoin)
-
-    def _on_all(
-        self,
-        session: Session,
-        headers: Sequence[pb.Header],
-        makers: Sequence[MakeBlocks],
-        receiver: Receiver | None,
-        wait_s: float,
-    ) -> list[pb.Answer]:
-        exchanges = [
-            self._exchange(session, peer, header, maker, receiver, wait_s).begin()
-            for peer, header, maker in zip(session.peers, headers, makers)
-        ]
-        return _all_or_raise(exchanges, self._retry)
-
-
-def _collect(exchanges: Sequence[Exchange], retry: Retry) -> list[pb.Answer | ParameterServerError]:
-    """Each exchange's answer or error; nothing is left under way."""
-    results: list[pb.Answer | ParameterServerError] = []
-    try:
-        for exchange in exchanges:
-            try:
-                results.append(exchange.finish(retry))
-            except ParameterServerError as error:
-                results.append(error)
-    finally:
-        for exchange in exchanges[len(results) :]:
-            exchange.abandon()
-    return results
-
-
-def _all_or_raise(exchanges: Sequence[Exchange], retry: Retry) -> list[pb.Answer]:
-    """Every answer, or the first error."""
-    try:
-        return [exchange.finish(retry) for exchange in exchanges]
-    finally:
-        for exchange in exchanges:
-            exchange.abandon()  # nothing is left of those that finished
+    def _fanout(self, session: Session) -> Fanout:
+        return Fanout(session, self._settings)
 
 
 def _table_blocks(table: list[pb.PartitionSpec], arrays: Mapping[str, Array]) -> MakeBlocks:
     return lambda: initialize.table_blocks(table, arrays)
 
 
-def _first_outcome(answer: pb.Answer) -> str:
-    return OUTCOMES[answer.first if answer.outcome == pb.OUTCOME_DUPLICATE else answer.outcome]
+def _checked_version(version: object, num_ps: int) -> tuple[int, ...]:
+    numbers = tuple(version) if isinstance(version, (tuple, list)) else ()
+    if len(numbers) != num_ps or not all(isinstance(number, (int, np.integer)) and number >= 0 for number in numbers):
+        raise InvalidVersion(
+            field="version", got=repr(version), expected=f"{num_ps} numbers, one per ps, as a pull has them"
+        )
+    return tuple(int(number) for number in numbers)
 
 
 def _milliseconds(seconds: float) -> int:

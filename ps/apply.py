@@ -34,10 +34,16 @@ def with_slots(partition: Partition, rule: UpdateRule) -> Partition:
     """The partition with the slots that the rule wants, at their first content."""
     if not partition.key.trainable:
         return partition
+    value = partition.value
+    dtype = _compute(np.empty(0, value.dtype)).dtype
     slots = {}
     for name in rule.slots:
-        whole = _compute(partition.value.whole())
-        slots[name] = Paged.cut_like(np.ascontiguousarray(rule.init_slot(name, whole)), partition.value)
+        if rule.elementwise:
+            pages = [rule.init_slot(name, _compute(page)) for page in value.pages]
+            slots[name] = Paged(value.shape, dtype, tuple(frozen(np.ascontiguousarray(page, dtype)) for page in pages))
+        else:
+            whole = np.ascontiguousarray(rule.init_slot(name, _compute(value.whole())), dtype)
+            slots[name] = Paged.cut_like(whole, value)
     return dataclasses.replace(partition, slots=slots)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from protos.errors import (
     InitConflict,
+    InvalidInput,
     NotInitialized,
     ParameterServerError,
     ReadOnly,
@@ -34,6 +35,7 @@ from ps.membership import JoinFacts, Membership, Session
 from ps.rules import UpdateRule, make_rule
 from ps.story import Event, Story
 from ps.variable import Gradients, Paged, Partition, ShardState
+from ps.waiting import Waiters
 
 # Below this an update is made on the event loop: handing it to a thread would cost more than it takes.
 INLINE_BYTES = 1 << 18
@@ -70,15 +72,6 @@ class _Contribution:
 
 
 @dataclass
-class _Waiter:
-    """A call that waits: woken whenever something it may wait for has happened."""
-
-    worker: int | None
-    future: asyncio.Future[None]
-    wait: Wait
-
-
-@dataclass
 class Shard:
     """One shard, live. Every method is called on the event loop it was first used on.
 
@@ -102,7 +95,7 @@ class Shard:
         self.pending: dict[int, _Contribution] = {}
         self.stopping: str = ""
         self._turn = asyncio.Lock()
-        self._waiters: list[_Waiter] = []
+        self._waiters = Waiters()
         self._read_states: dict[str, dict[int, ShardState]] = {}
         self._failed_steps: dict[str, RuleFailed] = {}
         if self.configuration.mode:
@@ -139,13 +132,13 @@ class Shard:
         if worker is not None:
             self._tell("leave", worker=worker, reason=reason)
             await self._departed()
-        self.wake()
+        self._waiters.wake()
 
     def disconnected(self, session_id: str) -> None:
         """A connection broke. The lease decides later whether the worker is lost."""
         self.membership.disconnected(session_id, self.clock())
         self.initialization.abandoned(session_id)
-        self.wake()
+        self._waiters.wake()
 
     async def expire(self, lease_s: float) -> list[int]:
         """Count out the workers whose connection has been gone for longer than the lease, and return them."""
@@ -154,7 +147,7 @@ class Shard:
             self._tell("lost", worker=worker, reason=self.membership.members[worker].reason)
         if lost:
             await self._departed()
-            self.wake()
+            self._waiters.wake()
             self.initialization.wake()
         return lost
 
@@ -222,7 +215,7 @@ class Shard:
             self.consistency = self._make_consistency(configuration)
             self.initialization.accept(grant, session_id)
             self._tell("init", worker=session.worker, names=tuple(str(partition.key) for partition in partitions))
-            self.wake()
+            self._waiters.wake()
             return self.state.version
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -240,7 +233,9 @@ class Shard:
         self._check_running()
         state = self.ready_state()
         if self.consistency is not None and (at_least > state.version or self.consistency.pull(session.worker)):
-            await self._wait(session, at_least, wait_s)
+            left = await self._waiters.until(session.worker, lambda: self._must_wait(session, at_least), wait_s)
+            if left is not None:
+                raise self._timeout(session, left, wait_s)
             state = self.ready_state()
         if (failure := self._failed_steps.pop(session.id, None)) is not None:
             raise failure
@@ -249,23 +244,9 @@ class Shard:
             self._read_states[session.id] = {state.version: state}
         return state
 
-    async def _wait(self, session: Session[PushResult], at_least: int, wait_s: float) -> None:
-        deadline_s = self.clock() + wait_s
-        while (wait := self._must_wait(session, at_least)) is not None:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            waiter = _Waiter(session.worker, future, wait)
-            self._waiters.append(waiter)
-            try:
-                await asyncio.wait_for(future, max(0.0, deadline_s - self.clock()))
-            except asyncio.TimeoutError:
-                raise self._timeout(session, at_least, wait_s) from None
-            finally:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
-            self._check_running()
-
     def _must_wait(self, session: Session[PushResult], at_least: int) -> Wait | None:
         assert self.consistency is not None
+        self._check_running()
         self.membership.session(session.id)  # replaced or lost while it waited: it is told
         wait = self.consistency.pull(session.worker)
         if wait is None and at_least > self.ready_state().version:
@@ -273,31 +254,20 @@ class Shard:
             wait = Wait(missing, f"version {at_least}, which another ps has reached")
         return wait
 
-    def _timeout(self, session: Session[PushResult], at_least: int, wait_s: float) -> WaitTimeout:
-        wait = self._must_wait(session, at_least)
-        missing = ", ".join(self.membership.describe(worker) for worker in wait.missing) if wait else ""
+    def _timeout(self, session: Session[PushResult], wait: Wait, wait_s: float) -> WaitTimeout:
         return WaitTimeout(
             field="pull" if session.worker is None else f"worker {session.worker}",
-            got=f"{wait_s:g} s without {missing or 'an answer'}",
-            expected=wait.reason if wait else "to go on",
+            got=f"{wait_s:g} s without {self._describe(wait)}",
+            expected=wait.reason,
             hint="See whether that worker is up; the wait is set with wait_timeout_s.",
         )
 
+    def _describe(self, wait: Wait) -> str:
+        return ", ".join(self.membership.describe(worker) for worker in wait.missing) or wait.reason
+
     def waiting(self) -> dict[int, str]:
         """What each waiting worker waits for, for the status."""
-        return {
-            waiter.worker: ", ".join(self.membership.describe(other) for other in waiter.wait.missing)
-            or waiter.wait.reason
-            for waiter in self._waiters
-            if waiter.worker is not None
-        }
-
-    def wake(self) -> None:
-        """Let everybody who waits look again."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.future.done():
-                waiter.future.set_result(None)
+        return {worker: self._describe(wait) for worker, wait in self._waiters.by_worker().items()}
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
@@ -317,8 +287,10 @@ class Shard:
             if (first := session.answers.get(sequence)) is not None:
                 return self._count(session, sequence, first, duplicate=True)
             if sequence <= session.forgotten_through:
-                return self._count(
-                    session, sequence, PushResult("applied", 0, self.ready_state().version), duplicate=True
+                raise InvalidInput(
+                    field="sequence",
+                    got=sequence,
+                    expected=f"more than {session.forgotten_through}, whose answers are forgotten",
                 )
             try:
                 return await self._perform(session, sequence, version, gradients, seat)
@@ -365,7 +337,7 @@ class Shard:
             outcome=result.outcome,
             staleness=result.staleness,
         )
-        self.wake()
+        self._waiters.wake()
         return result
 
     async def _step(self) -> None:
@@ -383,7 +355,7 @@ class Shard:
             self.consistency.failed()
             # Whoever was told `buffered` learns at the next pull that it came to nothing.
             self._failed_steps.update({item.session.id: failure for item in pending.values()})
-            self.wake()
+            self._waiters.wake()
             raise
         self.consistency.applied()
         self.counters.applied += self.counters.buffered
@@ -395,7 +367,7 @@ class Shard:
                 (worker, pending[worker].session.generation, pending[worker].sequence) for worker in order
             ),
         )
-        self.wake()
+        self._waiters.wake()
 
     async def _compute(
         self, gradients: Gradients, staleness: int, worker: int | None, read_state: ShardState | None
@@ -445,7 +417,7 @@ class Shard:
         """Refuse everything from now on, and tell those who wait."""
         self.stopping = reason
         self.initialization.wake()
-        self.wake()
+        self._waiters.wake()
 
     def _check_running(self) -> None:
         if self.stopping:

@@ -10,6 +10,7 @@ Next: client/fanout.py (one operation on every ps), client/model.py (arrays to b
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -24,7 +25,7 @@ from client.model import MakeBlocks, Model, Receiver
 from client.partitioner import DEFAULT, Partitioner
 from client.results import PushResult, Values, push_result
 from client.session import Session, Who
-from client.settings import Settings
+from client.settings import Settings, seconds
 from client.status import Status, job_status
 from protos import parameter_server_pb2 as pb
 from protos.codec import Array
@@ -47,6 +48,7 @@ class Client:
         self._model: Model | None = None
         self._configuration = pb.Configuration()
         self._versions: tuple[int, ...] = ()
+        self._forked_lock = threading.Lock()  # guards the replacement of `_process`, in a forked child only
         self._process = Session(who, settings)
         try:
             self._process.join()
@@ -185,7 +187,7 @@ class Client:
         wanted = list(dict.fromkeys(asked))
         row_makers, row_ids = model.row_blocks(rows or {})
         receiver = model.receiver([name for name in wanted if name not in row_ids], row_ids)
-        wait_s = self._settings.wait_timeout_s if wait_timeout_s is None else wait_timeout_s
+        wait_s = self._wait_s(wait_timeout_s)
         headers = self._pull_headers(model, wanted, names is None and rows is None, row_ids, wait_s)
         versions = self._fanout(session).pull(headers, row_makers, receiver, wait_s, one_version=self.mode == "sync")
         return self._pulled(session, receiver, versions)
@@ -233,7 +235,7 @@ class Client:
         """Push, then pull everything, in one call. In sync mode returns when the step is complete, with `applied`."""
         session = self._session()
         model = self._known_model(session)
-        wait_s = self._settings.wait_timeout_s if wait_timeout_s is None else wait_timeout_s
+        wait_s = self._wait_s(wait_timeout_s)
         headers, makers, at = self._push_headers(session, gradients, pb.OPERATION_PUSH_PULL, version, sequence)
         for header in headers:
             header.wait_ms = _milliseconds(wait_s)
@@ -274,7 +276,7 @@ class Client:
         at = self._versions if version is None else _checked_version(version, model.num_ps)
         if self._configuration.mode == "sync":
             at = (min(at),) * model.num_ps  # a mixture of versions is as old as its oldest part
-        number = next(session.sequences) if sequence is None else sequence
+        number = session.sequence(sequence)
         headers = [pb.Header(operation=operation, sequence=number, version=mine) for mine in at]
         return headers, makers, at
 
@@ -318,11 +320,13 @@ class Client:
 
     def _session(self) -> Session:
         """The connections of this process; a forked child makes its own at first use."""
+        if self._process.pid != os.getpid():
+            with self._forked_lock:
+                if self._process.pid != os.getpid():
+                    session = Session(self._who, self._settings, parent=self._process)
+                    session.join()
+                    self._process = session
         session = self._process
-        if session.pid != os.getpid():
-            session = Session(self._who, self._settings, parent=session)
-            session.join()
-            self._process = session
         if session.left:
             raise NotJoined(field="client", got="a client that has left", expected="a new one", hint="Connect again.")
         return session
@@ -330,6 +334,9 @@ class Client:
     def _require_worker(self, doing: str) -> None:
         if self.worker is None:
             raise ReadOnly(field=doing, got="an observer", expected="a worker")
+
+    def _wait_s(self, wait_timeout_s: float | None) -> float:
+        return self._settings.wait_timeout_s if wait_timeout_s is None else seconds("wait_timeout_s", wait_timeout_s)
 
     def _fanout(self, session: Session) -> Fanout:
         return Fanout(session, self._settings)

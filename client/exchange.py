@@ -8,12 +8,14 @@ Next: client/transport.py (the stream itself), client/client.py (who begins and 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator
 
 import grpc
 
+from client.fork import CutByFork
 from client.model import MakeBlocks, Receiver
 from client.retry import Retry
 from client.transport import Peer, Stream
@@ -21,6 +23,9 @@ from protos import parameter_server_pb2 as pb
 from protos import status
 from protos.codec import batches
 from protos.errors import ParameterServerError, PeerUnavailable, WaitTimeout
+
+# One for all: seeding a generator for each exchange cost as much as a small exchange itself.
+_rng = random.Random()
 
 
 class Exchange:
@@ -47,7 +52,9 @@ class Exchange:
 
     def begin(self) -> Exchange:
         """Send the operation, in the background."""
-        self._stream = self.peer.take_stream()
+        while self._stream is None:
+            with contextlib.suppress(CutByFork):
+                self._stream = self.peer.take_stream()
         self._stream.send(self._requests(self._stream.fresh))
         self._stream.fresh = False
         return self
@@ -65,15 +72,17 @@ class Exchange:
     def abandon(self) -> None:
         """Give it up: another ps has refused. The stream is closed, as a reply may still come on it."""
         if self._stream is not None:
-            self._stream.close()
+            self.peer.close_stream(self._stream)
             self._stream = None
 
     def finish(self, retry: Retry) -> pb.Answer:
         """The answer, when the whole reply is here. A broken connection is tried again within the retry's budget."""
-        delays = retry.delays(random.Random())
+        delays = retry.delays(_rng)
         while True:
             try:
                 return self._receive()
+            except CutByFork:
+                self._again()
             except PeerUnavailable as broken:
                 delay_s = next(delays, None)
                 if delay_s is None:
@@ -81,11 +90,12 @@ class Exchange:
                     raise
                 time.sleep(delay_s)
                 self.peer.discard_idle()
-                try:
-                    self._rejoin(self.peer)
-                except PeerUnavailable:
-                    continue  # the next round sees the same, until the budget is spent
-                self.begin()
+                with contextlib.suppress(PeerUnavailable):  # the next round sees the same, until the budget is spent
+                    self._again()
+
+    def _again(self) -> None:
+        self._rejoin(self.peer)
+        self.begin()
 
     def _receive(self) -> pb.Answer:
         stream = self._stream
@@ -114,12 +124,10 @@ class Exchange:
                 self._release(stream)  # refused in band: the stream is at the end of the operation
                 raise
             except (grpc.RpcError, StopIteration) as error:
-                stream.close()
-                self._stream = None
+                self.abandon()
                 raise self._broken(error, watched.expired) from None
             except BaseException:
-                stream.close()  # KeyboardInterrupt and the like: a reply may still come, so nobody may use it again
-                self._stream = None
+                self.abandon()  # a fork, or KeyboardInterrupt: a reply may still come, so nobody may use it again
                 raise
         self._release(stream)
         return answer

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from protos.codec import INDEX_DTYPE, Array, dense_blocks, dtype_of, elements, p
 from protos.errors import (
     DtypeMismatch,
     InternalError,
+    InvalidInput,
     NonFiniteGradient,
     NotTrainable,
     RowOutOfRange,
@@ -109,12 +110,12 @@ class Model:
 
     def value_blocks(self, values: Mapping[str, npt.ArrayLike]) -> list[MakeBlocks]:
         """For each ps, what makes the blocks of its parts of `values`, checked against the model."""
-        return self._blocks([(self.variable(name), value, "") for name, value in values.items()])
+        return self._blocks([(self.variable(name), value, "") for name, value in _items(values, "values")])
 
     def gradient_blocks(self, gradients: Mapping[str, Any], *, guard_nonfinite: bool) -> list[MakeBlocks]:
         """The same for gradients: dense arrays or IndexedSlices (ours or TensorFlow's)."""
         checked = []
-        for name, gradient in gradients.items():
+        for name, gradient in _items(gradients, "gradients"):
             variable = self.variable(name)
             if not variable.trainable:
                 raise NotTrainable(
@@ -153,7 +154,7 @@ class Model:
         """For each ps, the blocks that ask for rows; and the row numbers, checked."""
         parts: list[list[MakeBlocks]] = [[] for _ in range(self.num_ps)]
         checked = {}
-        for name, ids in rows.items():
+        for name, ids in _items(rows, "rows"):
             variable = self.variable(name)
             checked[name], _ = _check_rows(variable, ids, None, f"rows of {name}")
             for place, mine in _rows_by_place(variable, checked[name]):
@@ -216,6 +217,12 @@ class Receiver:
         shape = (place.stop - place.start, *variable.shape[1:]) if variable.shape else ()
         start = place.start * row + block.page * page_elements(shape, variable.dtype.itemsize)
         self._flat[variable.name][start : start + len(data)] = data
+
+
+def _items(named: Mapping[str, Any], field: str) -> Iterable[tuple[str, Any]]:
+    if not isinstance(named, Mapping):
+        raise InvalidInput(field=field, got=type(named).__name__, expected="a mapping of names to arrays")
+    return named.items()
 
 
 def _maker(make: Callable[..., Iterator[pb.Block]], *arguments: Any) -> MakeBlocks:

@@ -1,25 +1,30 @@
 """Which process is this client, and what does it hold open? Joining every ps, and starting anew in a forked child.
 
-A grpc channel does not survive a fork, and neither do locks that another thread held. So everything that belongs to one
-process lives in a Session, and the child makes its own at first use: a session of the same worker, with its own sequence.
+A grpc channel does not survive a fork, and neither do locks that another thread held (client/fork.py). So everything that
+belongs to one process lives in a Session, and a child makes its own at first use: of the same worker, with its own sequence.
 
 Next: client/transport.py (one ps), client/client.py (what is done with all of them).
 """
 
 from __future__ import annotations
 
-import itertools
+import logging
 import os
 import secrets
 import socket
 import threading
 from dataclasses import dataclass
 
+from client.fork import Gate, register
 from client.settings import Settings
-from client.transport import Identity, Peer, Watchdog
+from client.transport import Identity, Peer
+from client.watchdog import Watchdog
 from protos import parameter_server_pb2 as pb
 from protos.cluster import Cluster
 from protos.codec import PROTOCOL_VERSION
+from protos.errors import InvalidInput, ParameterServerError
+
+log = logging.getLogger("paramserver.client")
 
 
 @dataclass(frozen=True)
@@ -33,14 +38,15 @@ class Who:
 class Session:
     """The open connections of one client in one process.
 
-    sequences: numbers of this session's pushes, from 1. `versions_lock` guards `Client._versions` and nothing else.
+    `versions_lock` guards `Client._versions`, `_sequence_lock` guards `_newest_sequence`; nothing is called under either.
     """
 
     def __init__(self, who: Who, settings: Settings, parent: Session | None = None) -> None:
         self.pid = os.getpid()
         self.id = secrets.token_hex(16)
-        self.sequences = itertools.count(1)
         self.versions_lock = threading.Lock()
+        self._sequence_lock = threading.Lock()
+        self._newest_sequence = 0
         self.left = False
         self._parent_id = parent.id if parent is not None else ""
         self._run_id: str = parent._run_id if parent is not None else settings.run_id
@@ -55,8 +61,9 @@ class Session:
             parent_session=self._parent_id,
         )
         self.watchdog = Watchdog()
+        self.gate = Gate(self._suspend, self._resume)
         self.peers = [
-            Peer(index, address, self.watchdog, settings.connect_timeout_s)
+            Peer(index, address, self.watchdog, settings.connect_timeout_s, self.gate)
             for index, address in enumerate(who.cluster.ps)
         ]
 
@@ -64,12 +71,29 @@ class Session:
         """Join every ps, ps 0 first: whose run it is, is what ps 0 says."""
         for peer in self.peers:
             self.rejoin(peer)
+        register(self.gate)
 
     def rejoin(self, peer: Peer) -> pb.JoinReply:
         """Join one ps, or find that the session there is alive."""
         reply = peer.join(self._identity, self._run_id)
         self._run_id = self._run_id or reply.run_id
         return reply
+
+    def sequence(self, again: int | None = None) -> int:
+        """The number of the next push, from 1; or `again`, if that is the number of one before."""
+        with self._sequence_lock:
+            if again is None:
+                self._newest_sequence += 1
+                return self._newest_sequence
+            newest = self._newest_sequence
+        if isinstance(again, bool) or not isinstance(again, int) or not 1 <= again <= newest:
+            raise InvalidInput(
+                field="sequence",
+                got=repr(again),
+                expected=f"that of a push of this client that failed, from 1 to {newest}",
+                hint="Leave it out for a new push.",
+            )
+        return again
 
     @property
     def guard_nonfinite(self) -> bool:
@@ -79,6 +103,23 @@ class Session:
     @property
     def generation(self) -> int:
         return self.peers[0].reply.generation
+
+    def _suspend(self) -> None:
+        """The process forks: hold no grpc object."""
+        for peer in self.peers:
+            peer.close()
+
+    def _resume(self) -> None:
+        """The fork is over: join again soon, also if no call comes for long, or the lease would end."""
+        if not self.left:
+            threading.Thread(target=self._join_again, name="paramserver-rejoin", daemon=True).start()
+
+    def _join_again(self) -> None:
+        try:
+            for peer in self.peers:
+                self.rejoin(peer)
+        except ParameterServerError as error:
+            log.info("joining again after a fork: %s; the next call will see", error)
 
     def close(self) -> None:
         """End all connections."""

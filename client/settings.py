@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 from protos.errors import InvalidInput
 
+# A century: what is longer is a mistake, and what a deadline cannot hold.
+MOST_S = 100 * 365 * 86400.0
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -36,21 +39,25 @@ def resolve(
 ) -> Settings:
     """The settings in force. InvalidInput, by name, for what is not a number of seconds."""
 
-    def seconds(name: str, argument: float | None, default: float) -> float:
+    def pick(name: str, argument: float | None, default: float) -> float:
         variable = f"PARAMSERVER_{name.upper()}"
         text = environ.get(variable)
-        field, value = (name, argument) if argument is not None else (variable, text if text else default)
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not (math.isfinite(number) and number > 0):
-            raise InvalidInput(field=field, got=repr(value), expected="a positive number of seconds")
-        return number
+        return seconds(name, argument) if argument is not None else seconds(variable, text if text else default)
 
     return Settings(
         run_id=run_id if run_id is not None else environ.get("PARAMSERVER_RUN_ID", ""),
-        connect_timeout_s=seconds("connect_timeout_s", connect_timeout_s, 60.0),
-        wait_timeout_s=seconds("wait_timeout_s", wait_timeout_s, 300.0),
-        retry_budget_s=seconds("retry_budget_s", retry_budget_s, 10.0),
+        connect_timeout_s=pick("connect_timeout_s", connect_timeout_s, 60.0),
+        wait_timeout_s=pick("wait_timeout_s", wait_timeout_s, 300.0),
+        retry_budget_s=pick("retry_budget_s", retry_budget_s, 10.0),
     )
+
+
+def seconds(field: str, value: float | str) -> float:
+    """`value` as seconds, or InvalidInput, by name."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number <= MOST_S:
+        raise InvalidInput(field=field, got=repr(value), expected="a positive number of seconds")
+    return number

@@ -1,23 +1,23 @@
 """How does a client talk to one ps? A channel, a session, unary calls, and a pool of Exchange streams.
 
 A Peer turns everything that grpc can say into a typed error that names the ps and its address, and puts a deadline on every
-wait: a watchdog thread cancels calls on which nothing has moved for too long. It must not know variables or modes.
+wait. It can let go of all its grpc objects and make new ones, which is what a fork needs. It must not know variables or modes.
 
-Next: client/exchange.py (what is said on a stream), client/client.py (several peers at once).
+Next: client/exchange.py (what is said on a stream), client/watchdog.py (deadlines), client/fork.py (forks).
 """
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
+from client.fork import CutByFork, Gate
+from client.watchdog import Watchdog, Watched
 from protos import parameter_server_pb2 as pb
 from protos import status
 from protos.errors import ParameterServerError, PeerUnavailable, WaitTimeout
@@ -30,64 +30,6 @@ CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
-
-
-class Watchdog:
-    """Cancels calls whose deadline has passed: grpc's synchronous streams have none of their own that can move.
-
-    `_lock` guards `_watched`; nothing is called under it but dict methods.
-    """
-
-    PERIOD_S = 0.1
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._watched: dict[int, Watched] = {}
-        self._thread: threading.Thread | None = None
-        self._closed = threading.Event()
-
-    @contextlib.contextmanager
-    def watch(self, call: grpc.Call, quiet_s: float) -> Iterator[Watched]:
-        """While in the block, `call` is cancelled once `quiet_s` have passed since the last `moved()`."""
-        watched = Watched(call, quiet_s)
-        with self._lock:
-            self._watched[id(watched)] = watched
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="paramserver-watchdog", daemon=True)
-                self._thread.start()
-        try:
-            yield watched
-        finally:
-            with self._lock:
-                del self._watched[id(watched)]
-
-    def _run(self) -> None:
-        while not self._closed.wait(self.PERIOD_S):
-            with self._lock:
-                late = [watched for watched in self._watched.values() if watched.late()]
-            for watched in late:
-                watched.expired = True
-                watched.call.cancel()
-
-    def close(self) -> None:
-        self._closed.set()
-
-
-class Watched:
-    """One call under watch."""
-
-    def __init__(self, call: grpc.Call, quiet_s: float) -> None:
-        self.call = call
-        self.quiet_s = quiet_s
-        self.expired = False
-        self._moved_s = time.monotonic()
-
-    def moved(self) -> None:
-        """Something was sent or received."""
-        self._moved_s = time.monotonic()
-
-    def late(self) -> bool:
-        return time.monotonic() - self._moved_s > self.quiet_s
 
 
 @dataclass(frozen=True)
@@ -107,14 +49,14 @@ class Identity:
 class Stream:
     """One Exchange stream: requests go in by a queue that grpc's sender thread drains, replies come out by iteration."""
 
-    def __init__(self, channel: grpc.Channel) -> None:
+    def __init__(self, channel: grpc.Channel, gate: Gate) -> None:
         method = METHODS["Exchange"]
+        self._gate = gate
         self._outbox: queue.SimpleQueue[Iterator[pb.Request] | None] = queue.SimpleQueue()
         self.watched: Watched | None = None
         self.fresh = True  # whether the session has still to be said on it
-        self.call = channel.stream_stream(method.path, method.request.SerializeToString, method.reply.FromString)(
-            self._requests()
-        )
+        exchange = channel.stream_stream(method.path, method.request.SerializeToString, method.reply.FromString)
+        self.call: Any = exchange(self._requests())
 
     def _requests(self) -> Iterator[pb.Request]:
         while (messages := self._outbox.get()) is not None:
@@ -128,33 +70,46 @@ class Stream:
         self._outbox.put(messages)
 
     def receive(self) -> pb.Reply:
-        """The next reply; grpc.RpcError if the stream breaks, also when it ends."""
-        reply: pb.Reply = next(self.call)
+        """The next reply. grpc.RpcError or StopIteration if the stream breaks or ends; CutByFork."""
+        with self._gate.using_grpc():
+            call = self.call
+            if call is None:
+                raise CutByFork
+            reply: pb.Reply = next(call)
         if self.watched is not None:
             self.watched.moved()
         return reply
 
     def close(self) -> None:
+        """Cancel it, and let go of it."""
         self._outbox.put(None)
-        self.call.cancel()
+        call, self.call = self.call, None
+        if call is not None:
+            call.cancel()
 
 
 class Peer:
     """One ps, as one client sees it.
 
-    `_lock` guards `_idle`, `_join_call` and `reply`; it is held while joining, so that only one thread joins, and never
-    while an operation is under way.
+    `_joining` lets one thread join at a time. `_lock` guards `_channel`, `_join_call`, `_streams`, `_idle` and `_calls`; it is
+    never held while anything is waited for.
     """
 
-    def __init__(self, index: int, address: str, watchdog: Watchdog, connect_timeout_s: float) -> None:
+    def __init__(
+        self, index: int, address: str, watchdog: Watchdog, connect_timeout_s: float, gate: Gate | None = None
+    ) -> None:
         self.index, self.address = index, address
         self.reply = pb.JoinReply()
         self.watchdog = watchdog
+        self.gate = gate or Gate(suspend=self.close, resume=lambda: None)
         self._connect_timeout_s = connect_timeout_s
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._joining = threading.Lock()
         self._lock = threading.Lock()
-        self._idle: list[Stream] = []
+        self._channel: Any = None
         self._join_call: Any = None
+        self._streams: set[Stream] = set()
+        self._idle: list[Stream] = []
+        self._calls: set[Any] = set()
 
     def __repr__(self) -> str:
         joined = self._join_call is not None and self._join_call.is_active()
@@ -162,40 +117,56 @@ class Peer:
             f"Peer(ps {self.index} at {self.address}, {'joined' if joined else 'not joined'}, {len(self._idle)} idle)"
         )
 
+    # -- the session -------------------------------------------------------------------------------------------------
+
     def join(self, identity: Identity, run_id: str) -> pb.JoinReply:
         """Open the session, or take it up again where its connection broke. Waits for a ps that is not up yet."""
-        with self._lock:
-            if self._join_call is not None and self._join_call.is_active():
-                return self.reply
-            self._raise_if_ended()
-            method = METHODS["Join"]
-            request = pb.JoinRequest(
-                protocol_version=identity.protocol_version,
-                run_id=run_id,
-                role=identity.role,
-                worker=identity.worker,
-                session=identity.session,
-                parent_session=identity.parent_session,
-                ps_index=self.index,
-                num_ps=identity.num_ps,
-                num_workers=identity.num_workers,
-                origin=identity.origin,
-            )
-            stub = self._channel.unary_stream(method.path, method.request.SerializeToString, method.reply.FromString)
-            call = stub(request, wait_for_ready=True)
-            with self.watchdog.watch(call, self._connect_timeout_s) as watched:
+        request = pb.JoinRequest(
+            protocol_version=identity.protocol_version,
+            run_id=run_id,
+            role=identity.role,
+            worker=identity.worker,
+            session=identity.session,
+            parent_session=identity.parent_session,
+            ps_index=self.index,
+            num_ps=identity.num_ps,
+            num_workers=identity.num_workers,
+            origin=identity.origin,
+        )
+        with self._joining:
+            while True:
                 try:
-                    self.reply = next(call)
-                except grpc.RpcError as error:
-                    if watched.expired:
-                        raise self._no_answer() from None
-                    raise self.translate(error, "join") from None
-                except StopIteration:
-                    raise PeerUnavailable(field="join", got="no answer", expected="a ps").at(
-                        self.index, self.address
-                    ) from None
-            self._join_call = call
+                    with self.gate.using_grpc():
+                        return self._join(request)
+                except CutByFork:
+                    continue
+
+    def _join(self, request: pb.JoinRequest) -> pb.JoinReply:
+        if self._join_call is not None and self._join_call.is_active():
             return self.reply
+        self._raise_if_ended()
+        method = METHODS["Join"]
+        stub = self._open().unary_stream(method.path, method.request.SerializeToString, method.reply.FromString)
+        call = stub(request, wait_for_ready=True)
+        with self._lock:
+            self._join_call = call
+        with self.watchdog.watch(call, self._connect_timeout_s) as watched:
+            try:
+                self.reply = next(call)
+            except grpc.RpcError as error:
+                self._join_call = None
+                raise (self._no_answer() if watched.expired else self.translate(error, "join")) from None
+            except StopIteration:
+                self._join_call = None
+                raise self._unavailable("join", "the end of the stream") from None
+        return self.reply
+
+    def _raise_if_ended(self) -> None:
+        """If the ps itself ended the session, what it said is the reason for everything that failed since."""
+        if self._join_call is not None:
+            error = self.translate(self._join_call, "session")
+            if not isinstance(error, PeerUnavailable):
+                raise error
 
     def _no_answer(self) -> ParameterServerError:
         return PeerUnavailable(
@@ -205,47 +176,69 @@ class Peer:
             hint="See whether it is up and the address is right; the wait is set with connect_timeout_s.",
         ).at(self.index, self.address)
 
-    def _raise_if_ended(self) -> None:
-        """If the ps itself ended the session, what it said is the reason for everything that failed since."""
-        if self._join_call is not None and not self._join_call.is_active():
-            error = self.translate(self._join_call, "session")
-            if not isinstance(error, PeerUnavailable):
-                raise error
+    def _unavailable(self, doing: str, got: str) -> ParameterServerError:
+        return PeerUnavailable(field=doing, got=got, expected="a ps that answers").at(self.index, self.address)
 
-    def call(self, name: str, request: Any, timeout_s: float) -> Any:
-        """A unary call with a deadline."""
-        method = METHODS[name]
-        stub = self._channel.unary_unary(method.path, method.request.SerializeToString, method.reply.FromString)
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def call(self, name: str, request: Any, timeout_s: float, *, wait_for_ready: bool = False) -> Any:
+        """A unary call with a deadline. Cut by a fork it is made again, as all of them can be."""
+        while True:
+            try:
+                with self.gate.using_grpc():
+                    return self._call(METHODS[name], request, timeout_s, wait_for_ready)
+            except CutByFork:
+                continue
+            except grpc.RpcError as error:
+                raise self.translate(error, name.lower()) from None
+
+    def _call(self, method: Any, request: Any, timeout_s: float, wait_for_ready: bool) -> Any:
+        stub = self._open().unary_unary(method.path, method.request.SerializeToString, method.reply.FromString)
+        future = stub.future(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
+        with self._lock:
+            self._calls.add(future)
         try:
-            return stub(request, timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise self.translate(error, name.lower()) from None
+            return future.result()
+        except grpc.FutureCancelledError:
+            raise CutByFork from None
+        finally:
+            with self._lock:
+                self._calls.discard(future)
 
     def wait_and_call(self, name: str, request: Any) -> Any:
         """A unary call to a ps that may not be up yet."""
-        method = METHODS[name]
-        stub = self._channel.unary_unary(method.path, method.request.SerializeToString, method.reply.FromString)
         try:
-            return stub(request, timeout=self._connect_timeout_s, wait_for_ready=True)
-        except grpc.RpcError as error:
-            translated = self.translate(error, name.lower())
-            raise self._no_answer() if isinstance(translated, WaitTimeout) else translated from None
+            return self.call(name, request, self._connect_timeout_s, wait_for_ready=True)
+        except WaitTimeout:
+            raise self._no_answer() from None
 
     def take_stream(self) -> Stream:
         """An Exchange stream for one operation. Give it back, or close it if it broke."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        return Stream(self._channel)
+        with self.gate.using_grpc():
+            stream = Stream(self._open(), self.gate)
+            with self._lock:
+                self._streams.add(stream)
+            return stream
 
     def give_back(self, stream: Stream) -> None:
         with self._lock:
-            self._idle.append(stream)
+            if stream in self._streams:
+                self._idle.append(stream)
+
+    def close_stream(self, stream: Stream) -> None:
+        """It broke, or its operation was given up: nobody may use it again."""
+        with self._lock:
+            self._streams.discard(stream)
+        stream.close()
 
     def discard_idle(self) -> None:
         """Forget the streams at rest: their connection broke."""
         with self._lock:
             broken, self._idle = self._idle, []
+            self._streams.difference_update(broken)
         for stream in broken:
             stream.close()
 
@@ -253,12 +246,26 @@ class Peer:
         """The error as one of ours, saying which ps it came from."""
         return status.from_rpc_error(error, doing).at(self.index, self.address)
 
-    def close(self) -> None:
-        """End the session's stream and everything else on the channel."""
+    # -- the channel -------------------------------------------------------------------------------------------------
+
+    def _open(self) -> Any:
         with self._lock:
-            for stream in self._idle:
-                stream.close()
+            if self._channel is None:
+                self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+            return self._channel
+
+    def close(self) -> None:
+        """End everything and let go of every grpc object. The next call makes new ones."""
+        with self._lock:
+            channel, self._channel = self._channel, None
+            join_call, self._join_call = self._join_call, None
+            streams, self._streams = self._streams, set()
+            calls = list(self._calls)
             self._idle.clear()
-            if self._join_call is not None:
-                self._join_call.cancel()
-        self._channel.close()
+        for stream in streams:
+            stream.close()
+        for call in (*calls, join_call):
+            if call is not None:
+                call.cancel()
+        if channel is not None:
+            channel.close()

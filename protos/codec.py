@@ -52,7 +52,10 @@ def dtype_of(name: str, field: str = "dtype") -> np.dtype[Any]:
 
 def to_array(value: npt.ArrayLike, field: str) -> Array:
     """`value` as a C-contiguous native-endian array of a dtype that is carried; no copy where it is one already."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # lists within lists, of different lengths
+        raise errors.ShapeMismatch(field=field, got=error, expected="an array, or lists of equal lengths") from None
     if array.dtype.name not in DTYPES:
         raise errors.DtypeMismatch(field=field, got=array.dtype.name, expected=", ".join(DTYPES))
     return np.asarray(array, dtype=DTYPES[array.dtype.name], order="C")

@@ -142,7 +142,7 @@ async def _serve(settings: Settings) -> int:
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
     port = await server.start()
     logging.info("settings: %s", settings)
-    host = settings.ps_addresses[settings.index].rpartition(":")[0]
+    host = (settings.bind or settings.ps_addresses[settings.index]).rpartition(":")[0]
     print(f"ps {settings.index} serving on {host}:{port}", flush=True)
     reason = await server.run()
     logging.info("ps %d ends: %s; %r", settings.index, reason, server.shard)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from protos.codec import Array
-from ps.apply import densify
+from ps.apply import compute, densify
 from ps.variable import DenseGradient, Gradient, Gradients, Paged, ShardState, SparseGradient, frozen, sparse_gradient
 
 
@@ -37,9 +37,9 @@ def _mean(gradients: Sequence[Gradient], count: int, like: Paged) -> Gradient:
     if len(sparse) == len(gradients):
         total = sparse_gradient(
             np.concatenate([gradient.indices for gradient in sparse]),
-            np.concatenate([gradient.rows for gradient in sparse]),
+            np.concatenate([compute(gradient.rows) for gradient in sparse]),
         )
-        return SparseGradient(total.indices, frozen((total.rows / count).astype(total.rows.dtype)))
+        return SparseGradient(total.indices, frozen((total.rows / count).astype(like.dtype, copy=False)))
     dense = [densify(gradient, like) if isinstance(gradient, SparseGradient) else gradient for gradient in gradients]
     pages = tuple(
         _mean_page([gradient.value.pages[number] for gradient in dense], count) for number in range(len(like.pages))
@@ -48,9 +48,8 @@ def _mean(gradients: Sequence[Gradient], count: int, like: Paged) -> Gradient:
 
 
 def _mean_page(pages: Sequence[Array], count: int) -> Array:
-    dtype = pages[0].dtype
-    total = pages[0].astype(np.float32 if dtype.itemsize == 2 else dtype)  # a copy: the contributions stay as they came
+    total = compute(pages[0]).copy()  # the contributions stay as they came
     for page in pages[1:]:
         total += page
     total /= count
-    return frozen(total.astype(dtype, copy=False))
+    return frozen(total.astype(pages[0].dtype, copy=False))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,16 +36,28 @@ def with_slots(partition: Partition, rule: UpdateRule) -> Partition:
     if not partition.key.trainable:
         return partition
     value = partition.value
-    dtype = _compute(np.empty(0, value.dtype)).dtype
+    dtype = compute(np.empty(0, value.dtype)).dtype
     slots = {}
     for name in rule.slots:
         if rule.elementwise:
-            pages = [rule.init_slot(name, _compute(page)) for page in value.pages]
-            slots[name] = Paged(value.shape, dtype, tuple(frozen(np.ascontiguousarray(page, dtype)) for page in pages))
+            pages = tuple(_first_slot(rule, name, compute(page), partition) for page in value.pages)
+            slots[name] = Paged(value.shape, dtype, pages)
         else:
-            whole = np.ascontiguousarray(rule.init_slot(name, _compute(value.whole())), dtype)
-            slots[name] = Paged.cut_like(whole, value)
+            slots[name] = Paged.cut_like(_first_slot(rule, name, compute(value.whole()), partition), value)
     return dataclasses.replace(partition, slots=slots)
+
+
+def _first_slot(rule: UpdateRule, name: str, value: Array, partition: Partition) -> Array:
+    try:
+        return _checked(rule, f"{name} of {partition.key}", rule.init_slot(name, value), value.shape, value.dtype)
+    except RuleFailed:
+        raise
+    except Exception as error:
+        raise RuleFailed(
+            field=f"rule {rule.name}, init_slot {name} of {partition.key}",
+            got=f"{type(error).__name__}: {error}",
+            expected="an array; the argument is read-only",
+        ) from error
 
 
 def apply(
@@ -91,7 +104,7 @@ def _update(partition: Partition, rule: UpdateRule, ctx: Context, gradient: Grad
     pages: list[list[Array]] = []
     slot_pages = [partition.slots[name].pages for name in rule.slots]
     for number, (value, grad) in enumerate(zip(partition.value.pages, gradient.value.pages)):
-        page_ctx = ctx if read is None else dataclasses.replace(ctx, read_value=_compute(read.pages[number]))
+        page_ctx = ctx if read is None else dataclasses.replace(ctx, read_value=compute(read.pages[number]))
         pages.append(_call(partition, rule, page_ctx, value, grad, [slot[number] for slot in slot_pages]))
     columns = [tuple(column) for column in zip(*pages)] or [() for _ in range(1 + len(rule.slots))]
     slots = {
@@ -104,7 +117,7 @@ def _update_whole(
     partition: Partition, rule: UpdateRule, ctx: Context, gradient: DenseGradient, read: Paged | None
 ) -> Partition:
     if read is not None:
-        ctx = dataclasses.replace(ctx, read_value=_compute(read.whole()))
+        ctx = dataclasses.replace(ctx, read_value=compute(read.whole()))
     old = [partition.slots[name].whole() for name in rule.slots]
     value, *slots = _call(partition, rule, ctx, partition.value.whole(), gradient.value.whole(), old)
     like = partition.value
@@ -120,7 +133,7 @@ def _update_rows(
 ) -> Partition:
     at = gradient.indices
     if read is not None:
-        ctx = dataclasses.replace(ctx, read_value=_compute(read.rows(at)))
+        ctx = dataclasses.replace(ctx, read_value=compute(read.rows(at)))
     old = [partition.slots[name].rows(at) for name in rule.slots]
     value, *slots = _call(partition, rule, ctx, partition.value.rows(at), gradient.rows, old)
     return Partition(
@@ -134,7 +147,7 @@ def _call(
     partition: Partition, rule: UpdateRule, ctx: Context, value: Array, grad: Array, slots: Sequence[Array]
 ) -> list[Array]:
     """One call of the rule, its answer checked: value and slots in the shapes and dtypes they had, read-only."""
-    answer = rule.update(ctx, _compute(value), _compute(grad), *slots)
+    answer = rule.update(ctx, compute(value), compute(grad), *map(frozen, slots))
     news = list(answer) if isinstance(answer, tuple) else [answer]
     olds = [value, *slots]
     if len(news) != len(olds):
@@ -145,20 +158,27 @@ def _call(
         )
     checked = []
     for name, new, old in zip(("value", *rule.slots), news, olds):
-        array = np.asarray(new)
-        if array.shape != old.shape:
-            raise RuleFailed(
-                field=f"rule {rule.name}, {name} of {partition.key}",
-                got=f"shape {array.shape}",
-                expected=f"{old.shape}",
-            )
-        checked.append(frozen(np.ascontiguousarray(array, dtype=old.dtype).reshape(old.shape)))
+        checked.append(_checked(rule, f"{name} of {partition.key}", new, old.shape, old.dtype))
     return checked
 
 
-def _compute(array: Array) -> Array:
-    """The array in the precision of updates: float32 for 16-bit floats, else its own."""
-    return array.astype(np.float32) if array.dtype.itemsize == 2 else array
+def _checked(rule: UpdateRule, what: str, new: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """What a rule returned as a read-only array of this shape and dtype. Nobody, the rule neither, can write to it any more."""
+    array = np.asarray(new)
+    if array.shape != shape or array.dtype.kind in "cOSUmM":
+        raise RuleFailed(
+            field=f"rule {rule.name}, {what}", got=f"{array.dtype.name} {array.shape}", expected=f"floats {shape}"
+        )
+    result: Array = np.asarray(array, dtype=dtype, order="C")
+    owner = result
+    while isinstance(owner.base, np.ndarray):  # a view of a buffer that the rule may want to use again
+        owner = frozen(owner.base)
+    return frozen(result)
+
+
+def compute(array: Array) -> Array:
+    """The array in the precision of updates, read-only: float32 for 16-bit floats, else its own."""
+    return frozen(array.astype(np.float32) if array.dtype.itemsize == 2 else array)
 
 
 def densify(gradient: SparseGradient, like: Paged) -> DenseGradient:

@@ -95,16 +95,24 @@ class Consistency:
                 InvalidVersion(field="version", got=version, expected=f"at most {self.version}, the present one")
             )
         decision = self._decide(worker, version, seat)
-        if not isinstance(decision, Refuse):
-            self.clocks[worker] = self.clocks.get(worker, 0) + 1
+        if isinstance(decision, (Buffer, Complete, Stale)):
+            self._finished(worker)
         return decision
 
     def _decide(self, worker: int, version: int, seat: Seat) -> Decision:
         return Apply(self.version - version)
 
-    def applied(self) -> None:
-        """The update that was decided has been applied."""
+    def applied(self, worker: int | None = None) -> None:
+        """The update that was decided is in the values now. worker: whose it was; None for the mean of a step.
+
+        Only now has the worker finished its iteration: whoever waits for its clock must see its update.
+        """
         self.version += 1
+        if worker is not None:
+            self._finished(worker)
+
+    def _finished(self, worker: int) -> None:
+        self.clocks[worker] = self.clocks.get(worker, 0) + 1
 
     def failed(self) -> None:
         """The update that was decided could not be made; the version stays."""
@@ -118,8 +126,8 @@ class Consistency:
         others = [self.clocks.get(other, 0) for other in self.membership.counted() if other != worker]
         self.clocks[worker] = max(self.clocks.get(worker, 0), min(others, default=0))
 
-    def departed(self) -> Complete | None:
-        """Somebody left or was lost: is a step full now?"""
+    def due(self) -> Complete | None:
+        """Somebody left, was lost, or was passed over, so that nobody waits for them: is a step full now?"""
         return None
 
 
@@ -131,16 +139,21 @@ class Async(Consistency):
 class Sync(Consistency):
     """Step t is the mean of exactly the gradients of version t of the workers that count.
 
-    contributors: who has pushed for the present version. A step is full when every counted worker has pushed, or, with
-    backup workers, when N - K have. Invariants: contributors are of `version`; they are empty right after a step.
+    contributors: who has pushed for the present version. passed_over: whom ps 0 has not counted in it. A step is full when
+    every counted worker has pushed or been passed over, or, with backup workers, when N - K have pushed. Invariants: both
+    are of `version`; both are empty right after a step.
     """
 
     backup_workers: int = 0
     contributors: set[int] = field(default_factory=set)
+    passed_over: set[int] = field(default_factory=set)
 
     def _decide(self, worker: int, version: int, seat: Seat) -> Decision:
-        if version < self.version or seat is Seat.PASSED_OVER:
+        if version < self.version:
             return Stale(self.version - version)
+        if seat is Seat.PASSED_OVER:
+            self.passed_over.add(worker)
+            return Stale(0)
         if worker in self.contributors:
             return Refuse(
                 AlreadyPushed(
@@ -154,8 +167,8 @@ class Sync(Consistency):
         return Complete(tuple(sorted(self.contributors))) if self._full() else Buffer(self.missing())
 
     def missing(self) -> tuple[int, ...]:
-        """The workers that count and have not pushed for the present version."""
-        return tuple(sorted(set(self.membership.counted()) - self.contributors))
+        """The workers that count and whose gradient for the present version may still come."""
+        return tuple(sorted(set(self.membership.counted()) - self.contributors - self.passed_over))
 
     def _full(self) -> bool:
         if not self.contributors:
@@ -163,19 +176,20 @@ class Sync(Consistency):
         enough = self.membership.num_workers - self.backup_workers
         return not self.missing() or len(self.contributors) >= max(1, enough)
 
-    def applied(self) -> None:
-        super().applied()
-        self.contributors.clear()
+    def applied(self, worker: int | None = None) -> None:
+        super().applied(worker)
+        self.failed()
 
     def failed(self) -> None:
         self.contributors.clear()
+        self.passed_over.clear()
 
     def pull(self, worker: int | None) -> Wait | None:
         if worker not in self.contributors:
             return None
         return Wait(self.missing(), f"step {self.version} to be complete")
 
-    def departed(self) -> Complete | None:
+    def due(self) -> Complete | None:
         return Complete(tuple(sorted(self.contributors))) if self._full() else None
 
 

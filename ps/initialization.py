@@ -49,13 +49,15 @@ class Initialization:
     """The state of initialisation on one ps.
 
     granted_to: the session that may send values now. grant: the newest one given here. accepted_grant: the one whose values
-    this ps holds. On ps 0 the model is ready when the granted session has sent its values, which it does there last.
+    this ps holds, and accepted_from the session that sent them. On ps 0 the model is ready when the granted session has sent
+    its values, which it does there last.
     """
 
     def __init__(self) -> None:
         self.granted_to = ""
         self.grant = 0
         self.accepted_grant = 0
+        self.accepted_from = ""
         self.declaration: Declaration | None = None
         self._changed = asyncio.Event()
 
@@ -76,8 +78,10 @@ class Initialization:
         deadline_s = loop.time() + wait_s
         while True:
             check()
-            if self.declaration is not None:
-                self.declaration.check_same(declaration)
+            if self.declaration is not None and (self.accepted_grant or self.granted_to != session):
+                self.declaration.check_same(
+                    declaration
+                )  # its own attempt that failed binds nobody, least of all itself
             if self.accepted_grant:
                 return 0
             if self.granted_to == session or (not self.granted_to and in_turn()):
@@ -95,9 +99,17 @@ class Initialization:
                     expected="the worker that goes first to initialise it",
                 ) from None
 
+    def has(self, grant: int, session: str) -> bool:
+        """Whether the values of this grant are here already: their sender may not have heard of it, and sends them again."""
+        return (grant, session) == (self.accepted_grant, self.accepted_from)
+
+    def outdated(self, grant: int) -> bool:
+        """Whether a later initialiser is under way, or done."""
+        return grant <= self.accepted_grant or grant < self.grant
+
     def accept(self, grant: int, session: str) -> None:
         """The values of `grant` are here."""
-        self.accepted_grant = grant
+        self.accepted_grant, self.accepted_from = grant, session
         if self.granted_to == session:
             self.granted_to = ""
         self.wake()

@@ -26,12 +26,12 @@ from protos.errors import (
 )
 from ps.variable import (
     DenseGradient,
+    ExpectedPages,
     Gradient,
     Indices,
     Paged,
     PartitionKey,
     SparseGradient,
-    expected_pages,
     sparse_gradient,
 )
 
@@ -43,7 +43,7 @@ class Intake:
         self._keys = keys
         self._gradients = gradients
         self._dense: dict[int, list[Array]] = {}
-        self._expected: dict[int, list[int]] = {}
+        self._expected: dict[int, ExpectedPages] = {}
         self._sparse: dict[int, list[tuple[Indices, Array]]] = {}
         self._order: dict[int, None] = {}
 
@@ -68,18 +68,18 @@ class Intake:
     def _add_page(self, block: pb.Block, key: PartitionKey) -> None:
         expected = self._expected.get(block.partition)
         if expected is None:
-            expected = self._expected[block.partition] = expected_pages(key.shape, dtype_of(key.dtype))
+            expected = self._expected[block.partition] = ExpectedPages.of(key.shape, dtype_of(key.dtype))
         pages = self._dense.setdefault(block.partition, [])
-        if block.page != len(pages) or block.page >= len(expected) or block.partition in self._sparse:
+        if block.page != len(pages) or block.page >= expected.pages or block.partition in self._sparse:
             raise InvalidInput(
-                field=str(key), got=f"page {block.page}", expected=f"page {len(pages)} of {len(expected)}"
+                field=str(key), got=f"page {block.page}", expected=f"page {len(pages)} of {expected.pages}"
             )
         data = block.data
-        if len(data) != expected[block.page]:
+        if len(data) != expected.nbytes(block.page):
             raise ShapeMismatch(
                 field=str(key),
                 got=f"{len(data)} bytes in page {block.page}",
-                expected=f"{expected[block.page]} of {key.dtype}",
+                expected=f"{expected.nbytes(block.page)} of {key.dtype}",
             )
         pages.append(elements(data, dtype_of(key.dtype)))
 
@@ -139,9 +139,9 @@ class Intake:
     def _paged(self, index: int) -> Paged:
         key = self._keys[index]
         pages = self._dense.get(index, [])
-        expected = expected_pages(key.shape, dtype_of(key.dtype))
-        if len(pages) != len(expected):
-            raise ShapeMismatch(field=str(key), got=f"{len(pages)} pages", expected=f"{len(expected)}, all of them")
+        count = ExpectedPages.of(key.shape, dtype_of(key.dtype)).pages
+        if len(pages) != count:
+            raise ShapeMismatch(field=str(key), got=f"{len(pages)} pages", expected=f"{count}, all of them")
         return Paged(key.shape, dtype_of(key.dtype), tuple(pages))
 
 

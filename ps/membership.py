@@ -77,7 +77,9 @@ class Membership(Generic[T]):
     """Sessions and members of one ps.
 
     Invariants: a worker has sessions only while it is `active`; all but one of them are forked from that one. The
-    generation of an index never falls. `run_id` is set once.
+    generation of an index never falls. `run_id` is set once. A session id never begins anew, without the answers it was
+    given: that of a lost worker may come back with them until another process takes the index; one that left or was
+    replaced may not come back.
     """
 
     def __init__(
@@ -88,6 +90,8 @@ class Membership(Generic[T]):
         self.ps_index, self.num_ps, self.protocol_version = ps_index, num_ps, protocol_version
         self.members = {index: Member() for index in range(num_workers)}
         self.sessions: dict[str, Session[T]] = {}
+        self._lost: dict[str, Session[T]] = {}
+        self._ended: set[str] = set()
 
     def __repr__(self) -> str:
         states = ", ".join(f"{index}: {member.state}" for index, member in self.members.items())
@@ -108,12 +112,7 @@ class Membership(Generic[T]):
         try:
             return self.sessions[session_id]
         except KeyError:
-            raise NotJoined(
-                field="session",
-                got=repr(session_id),
-                expected="a session that joined and has not left or been replaced",
-                hint="Connect again.",
-            ) from None
+            raise _not_joined(session_id) from None
 
     def describe(self, worker: int) -> str:
         """The worker for an error message: 'worker 2 (never joined)'."""
@@ -130,11 +129,11 @@ class Membership(Generic[T]):
         """A client wants in. The session that it gets, or a typed error and no change."""
         self._check(facts)
         self.run_id = self.run_id or facts.run_id
-        known = self.sessions.get(facts.session)
+        known = self.sessions.get(facts.session) or self._found_again(facts.session)
         if known is not None:  # the same process again, after its connection broke
             known.connections += 1
             if known.worker is not None and not known.forked:
-                self.members[known.worker].disconnected_at_s = None
+                self._activate(known.worker, known.origin)
             return known
         session: Session[T] = Session(facts.session, facts.worker, 1, facts.origin)
         if facts.worker is not None:
@@ -144,12 +143,25 @@ class Membership(Generic[T]):
             )
             if not forked:
                 self._replace_dead_sessions(facts.worker, facts.origin)
-                member.origin = facts.origin
-                member.state, member.reason, member.disconnected_at_s = "active", "", None
+                self._activate(facts.worker, facts.origin)
             session.forked = forked
             session.generation = member.generation = member.generation + 1
         self.sessions[facts.session] = session
         return session
+
+    def _activate(self, worker: int, origin: str) -> None:
+        member = self.members[worker]
+        member.origin, member.state, member.reason, member.disconnected_at_s = origin, "active", "", None
+
+    def _found_again(self, session_id: str) -> Session[T] | None:
+        """The session of a worker that was lost and is not, its forked children's with it; None if it is a new one."""
+        found = self._lost.get(session_id)
+        if session_id in self._ended or (found is not None and found.forked):
+            raise _not_joined(session_id)
+        if found is not None:
+            for session in [session for session in self._lost.values() if session.worker == found.worker]:
+                self.sessions[session.id] = self._lost.pop(session.id)
+        return found
 
     def _check(self, facts: JoinFacts) -> None:
         if facts.protocol_version != self.protocol_version:
@@ -185,7 +197,7 @@ class Membership(Generic[T]):
             raise ClusterError(field="worker", got=facts.worker, expected=f"0 to {self.num_workers - 1}")
 
     def _replace_dead_sessions(self, worker: int, origin: str) -> None:
-        mine = [session for session in self.sessions.values() if session.worker == worker]
+        mine = self._of(worker)
         live = [session for session in mine if session.connections > 0 and not session.forked]
         if live:
             raise WorkerIndexTaken(
@@ -194,8 +206,15 @@ class Membership(Generic[T]):
                 expected=f"only {live[0].origin}, which is connected",
                 hint="Give each worker its own index in TF_CONFIG.",
             )
-        for session in mine:
-            del self.sessions[session.id]
+        for session in [*mine, *(session for session in self._lost.values() if session.worker == worker)]:
+            self._end(session)
+
+    def _end(self, session: Session[T]) -> None:
+        """It may not come back: what it was answered is forgotten."""
+        self.sessions.pop(session.id, None)
+        self._lost.pop(session.id, None)
+        if session.worker is not None:
+            self._ended.add(session.id)
 
     def disconnected(self, session_id: str, now_s: float) -> None:
         """A connection of the session broke without Leave. The lease starts when its worker has none left."""
@@ -205,18 +224,20 @@ class Membership(Generic[T]):
         session.connections -= 1
         if session.connections > 0:
             return
-        if session.worker is None or session.forked:
-            del self.sessions[session_id]
-        else:
+        if session.worker is None:
+            self._end(session)
+        elif not session.forked:
             self.members[session.worker].disconnected_at_s = now_s
 
     def leave(self, session_id: str, reason: str) -> int | None:
         """The session says goodbye. The worker that no longer counts, unless it was an observer or a forked child."""
         session = self.session(session_id)
-        del self.sessions[session_id]
+        self._end(session)
         if session.worker is None or session.forked:
             return None
-        self._forget(session.worker, "left", reason)
+        for child in self._of(session.worker):
+            self._end(child)
+        self._count_out(session.worker, "left", reason)
         return session.worker
 
     def expire(self, now_s: float, lease_s: float) -> list[int]:
@@ -227,11 +248,23 @@ class Membership(Generic[T]):
             if member.disconnected_at_s is not None and now_s - member.disconnected_at_s > lease_s
         ]
         for index in lost:
-            self._forget(index, "lost", "its connection was gone")
+            for session in self._of(index):
+                self._lost[session.id] = self.sessions.pop(session.id)
+            self._count_out(index, "lost", "its connection was gone")
         return lost
 
-    def _forget(self, worker: int, state: str, reason: str) -> None:
+    def _of(self, worker: int) -> list[Session[T]]:
+        return [session for session in self.sessions.values() if session.worker == worker]
+
+    def _count_out(self, worker: int, state: str, reason: str) -> None:
         member = self.members[worker]
         member.state, member.reason, member.disconnected_at_s = state, reason, None
-        for session in [session for session in self.sessions.values() if session.worker == worker]:
-            del self.sessions[session.id]
+
+
+def _not_joined(session_id: str) -> NotJoined:
+    return NotJoined(
+        field="session",
+        got=repr(session_id),
+        expected="a session that joined and has not left, been lost or been replaced",
+        hint="Connect again.",
+    )

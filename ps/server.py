@@ -9,8 +9,10 @@ Next: ps/servicer.py (what is served), ps/__main__.py (the program), ps/local.py
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import secrets
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -57,10 +59,6 @@ class Server:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._story_file: TextIO | None = None
-        if settings.story_dir is not None:
-            settings.story_dir.mkdir(parents=True, exist_ok=True)
-            path = settings.story_dir / f"story-ps{settings.index}.jsonl"
-            self._story_file = path.open("w", encoding="utf-8")
         membership: Membership[PushResult] = Membership(
             settings.num_workers,
             # Without a name of its own a run gets one from ps 0, and the other ps take it from the first client.
@@ -83,14 +81,21 @@ class Server:
         bind = self.settings.bind or self.settings.ps_addresses[self.settings.index]
         self._ended = asyncio.get_running_loop().create_future()
         try:
+            _check_free(bind)
             port: int = self._server.add_insecure_port(bind)
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             raise AddressInUse(
                 field=f"ps {self.settings.index}",
                 got=f"{bind} ({_short(error)})",
                 expected="a free port of this machine",
                 hint=f"See who listens there: ss -ltnp 'sport = :{bind.rpartition(':')[2]}'.",
             ) from error
+        if (
+            self.settings.story_dir is not None
+        ):  # only now: the story of a ps that has the port already is not ours to end
+            self.settings.story_dir.mkdir(parents=True, exist_ok=True)
+            path = self.settings.story_dir / f"story-ps{self.settings.index}.jsonl"
+            self._story_file = path.open("w", encoding="utf-8")
         await self._server.start()
         for service in ("", SERVICE.full_name):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
@@ -141,6 +146,26 @@ class Server:
             log.info("%s", event.to_json())
         if self._story_file is not None:
             self._story_file.write(event.to_json() + "\n")
+
+
+def _check_free(address: str) -> None:
+    """OSError, which says why, if a socket cannot be bound to one of the addresses that this name stands for.
+
+    grpc is content with any: where 127.0.0.1 is taken, it would serve localhost on ::1, and clients find the other.
+    """
+    host, _, port = address.rpartition(":")
+    failures: list[OSError] = []
+    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, kind, protocol, _, where in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as grpc does
+                probe.bind(where)
+        except OSError as error:
+            failures.append(error)
+    in_use = [error for error in failures if error.errno == errno.EADDRINUSE]
+    if in_use or len(failures) == len(found):  # a machine without IPv6 may still have a name for ::1
+        raise (in_use or failures)[0]
 
 
 def _short(error: Exception) -> str:

@@ -22,7 +22,7 @@ import grpc.aio
 from protos import parameter_server_pb2 as pb
 from protos import status
 from protos.codec import PROTOCOL_VERSION, batches, dtype_of, sparse_blocks
-from protos.errors import InternalError, InvalidInput, NotJoined, ParameterServerError, ServerStopping
+from protos.errors import InternalError, InvalidInput, NotJoined, ParameterServerError, ServerStopping, UnknownVariable
 from protos.service import METHODS, SERVICE
 from ps.configuration import Configuration
 from ps.consistency import Seat
@@ -231,6 +231,7 @@ class _Operation:
             self.keys = [partition_key(spec) for spec in header.table]
         else:
             self.keys = [partition.key for partition in shard.ready_state().partitions]
+        self._check_header()
         pushes = self.kind in (pb.OPERATION_PUSH, pb.OPERATION_PUSH_PULL)
         self.intake = Intake(self.keys, gradients=pushes)
         performers: dict[int, Callable[[], Awaitable[tuple[pb.Answer, Iterator[pb.Block]]]]] = {
@@ -243,6 +244,15 @@ class _Operation:
         if self.kind not in performers:
             raise InvalidInput(field="operation", got=self.kind, expected="init, pull, push, push_pull or assign")
         self.perform = performers[self.kind]
+
+    def _check_header(self) -> None:
+        bad = next((partition for partition in self.header.partitions if partition >= len(self.keys)), None)
+        if bad is not None:
+            raise UnknownVariable(
+                field="partition", got=bad, expected=f"an id below {len(self.keys)}", hint="Describe again."
+            )
+        if self.header.seat not in SEATS:
+            raise InvalidInput(field="seat", got=self.header.seat, expected="counted, passed over or undecided")
 
     def __repr__(self) -> str:
         return f"{pb.Operation.Name(self.kind)} by worker {self.session.worker}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protos.errors import (
@@ -117,6 +117,7 @@ class Shard:
         self._check_running()
         returning = facts.session in self.membership.sessions
         session = self.membership.join(facts)
+        self._drop_what_is_nobodys()
         if session.worker is not None and not returning:
             if self.consistency is not None and not session.forked:
                 self.consistency.joined(session.worker)
@@ -125,38 +126,47 @@ class Shard:
 
     async def leave(self, session_id: str, reason: str) -> None:
         """The session is done; if it was a worker's, those who wait for it go on without."""
-        self._read_states.pop(session_id, None)
-        self._failed_steps.pop(session_id, None)
         self.initialization.abandoned(session_id)
         worker = self.membership.leave(session_id, reason)
+        self._drop_what_is_nobodys()
         if worker is not None:
             self._tell("leave", worker=worker, reason=reason)
-            await self._departed()
+            await self._step_if_due()
         self._waiters.wake()
 
     def disconnected(self, session_id: str) -> None:
         """A connection broke. The lease decides later whether the worker is lost."""
         self.membership.disconnected(session_id, self.clock())
+        self._drop_what_is_nobodys()
         self.initialization.abandoned(session_id)
         self._waiters.wake()
 
     async def expire(self, lease_s: float) -> list[int]:
         """Count out the workers whose connection has been gone for longer than the lease, and return them."""
         lost = self.membership.expire(self.clock(), lease_s)
+        self._drop_what_is_nobodys()
         for worker in lost:
             self._tell("lost", worker=worker, reason=self.membership.members[worker].reason)
         if lost:
-            await self._departed()
+            await self._step_if_due()
             self._waiters.wake()
             self.initialization.wake()
         return lost
 
-    async def _departed(self) -> None:
+    def _drop_what_is_nobodys(self) -> None:
+        for kept in (self._read_states, self._failed_steps):
+            for session_id in kept.keys() - self.membership.sessions.keys():
+                del kept[session_id]
+
+    async def _step_if_due(self) -> None:
         async with self._turn:
-            decision = self.consistency.departed() if self.consistency else None
-            if isinstance(decision, Complete):
-                with contextlib.suppress(RuleFailed):  # _step has told those whose gradients these were
-                    await self._step()
+            await self._due_step()
+
+    async def _due_step(self) -> None:
+        """Complete the step if nobody is missing any more. Its failure is told to those whose gradients it was made of."""
+        if self.consistency is not None and self.consistency.due() is not None:
+            with contextlib.suppress(RuleFailed):
+                await self._step()
 
     # -- initialisation ----------------------------------------------------------------------------------------------
 
@@ -165,7 +175,10 @@ class Shard:
         agreed = agree(self.configuration, wanted)
         rule = make_rule(agreed.rule) if agreed.rule else None
         self._make_consistency(agreed)
-        return Configuration(agreed.mode or "async", agreed.slack, agreed.backup_workers, rule.spec() if rule else "")
+        mode = agreed.mode or "async"
+        slack = 0 if mode == "ssp" and agreed.slack is None else agreed.slack
+        backup_workers = 0 if mode == "sync" and agreed.backup_workers is None else agreed.backup_workers
+        return Configuration(mode, slack, backup_workers, rule.spec() if rule else "")
 
     def _make_consistency(self, configuration: Configuration) -> Consistency:
         return make_consistency(
@@ -192,6 +205,7 @@ class Shard:
 
         ask = self.initialization.ask
         grant = await ask(session_id, declaration, self._check_running, wait_s, in_turn=in_turn)
+        configuration = self.check_configuration(wanted)  # again: who initialised meanwhile may have said otherwise
         return grant, configuration, rule is None or rule.elementwise
 
     async def initialize(
@@ -200,7 +214,9 @@ class Shard:
         """Take the first values. A later grant replaces what a dead initialiser left, as long as nothing was applied."""
         session = self._worker_session(session_id, "init")
         async with self._turn:
-            if self.state is not None and (grant <= self.initialization.accepted_grant or self.state.version > 0):
+            if self.state is not None and self.initialization.has(grant, session_id):
+                return self.state.version
+            if self.initialization.outdated(grant) or (self.state is not None and self.state.version > 0):
                 raise InitConflict(
                     field="init", got=f"grant {grant}", expected="one initialiser", hint="Pull the values."
                 )
@@ -304,28 +320,25 @@ class Shard:
         assert self.consistency is not None
         assert self.state is not None
         assert session.worker is not None
-        read_state = self._read_state(session, version)
-        before = self.consistency.clocks.get(session.worker, 0)
         decision = self.consistency.push(session.worker, version, seat)
         if isinstance(decision, Refuse):
             raise decision.error
         if isinstance(decision, Stale):
+            await self._due_step()
             result = PushResult("stale", decision.staleness, self.state.version)
         elif isinstance(decision, Buffer):
             self.pending[session.worker] = _Contribution(session, sequence, gradients)
             result = PushResult("buffered", 0, self.state.version)
         elif isinstance(decision, Complete):
             self.pending[session.worker] = _Contribution(session, sequence, gradients)
-            await self._step()
+            await self._step(completed_by=session.id)
             result = PushResult("applied", 0, self.state.version)
         else:
             assert isinstance(decision, Apply)
-            try:
-                self.state = await self._compute(gradients, decision.staleness, session.worker, read_state)
-            except RuleFailed:
-                self.consistency.clocks[session.worker] = before
-                raise
-            self.consistency.applied()
+            read_state = self._read_state(session, version)
+            only = {session.worker: gradients}
+            self.state = await self._compute(only, decision.staleness, session.worker, read_state)
+            self.consistency.applied(session.worker)
             result = PushResult("applied", decision.staleness, self.state.version)
         self._count(session, sequence, result)
         self._tell(
@@ -340,21 +353,27 @@ class Shard:
         self._waiters.wake()
         return result
 
-    async def _step(self) -> None:
-        """Apply the mean of what is pending: the step is full. If the rule fails, the step is undone and may be tried again."""
+    async def _step(self, completed_by: str = "") -> None:
+        """Apply the mean of what is pending: the step is full. If the rule fails, the step is undone and may be tried again.
+
+        completed_by: the session whose push made it full, which hears of a failure at once; the others at their next pull.
+        """
         assert self.consistency is not None
         assert self.state is not None
         pending, self.pending = self.pending, {}
         try:
-            combined = aggregation.mean({worker: item.gradients for worker, item in pending.items()}, self.state)
-            self.state = await self._compute(combined, 0, None, self.state)
+            contributions = {worker: item.gradients for worker, item in pending.items()}
+            self.state = await self._compute(contributions, 0, None, self.state)
         except RuleFailed as failure:
             self.counters.sent -= self.counters.buffered
             self.counters.refused += self.counters.buffered
             self.counters.buffered = 0
             self.consistency.failed()
-            # Whoever was told `buffered` learns at the next pull that it came to nothing.
-            self._failed_steps.update({item.session.id: failure for item in pending.values()})
+            for item in pending.values():  # it came to nothing: sent again, it is no duplicate
+                item.session.answers.pop(item.sequence, None)
+            buffered = [item.session.id for item in pending.values() if item.session.id != completed_by]
+            self._failed_steps.update(dict.fromkeys(buffered, failure))
+            self._drop_what_is_nobodys()
             self._waiters.wake()
             raise
         self.consistency.applied()
@@ -370,16 +389,23 @@ class Shard:
         self._waiters.wake()
 
     async def _compute(
-        self, gradients: Gradients, staleness: int, worker: int | None, read_state: ShardState | None
+        self,
+        contributions: Mapping[int, Gradients],
+        staleness: int,
+        worker: int | None,
+        read_state: ShardState | None,
     ) -> ShardState:
+        """The state after an update with the mean of `contributions`, by worker."""
         state, rule = self.ready_state(), self.rule
-        if rule is None:
-            raise _no_rule()
+        if rule is None:  # a model of state alone: a push has nothing in it, and is a step all the same
+            return ShardState(state.version + 1, state.partitions)
 
         def work() -> ShardState:
+            gradients = aggregation.mean(contributions, state)
             return apply(state, rule, gradients, staleness=staleness, worker=worker, read_state=read_state)
 
-        if sum(state.partitions[index].value.nbytes for index in gradients) <= INLINE_BYTES:
+        touched = [state.partitions[index].value.nbytes for pushed in contributions.values() for index in pushed]
+        if sum(touched) <= INLINE_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(None, work)
 
@@ -387,9 +413,9 @@ class Shard:
         """The state of the version a gradient was computed at, for rules that ask for it."""
         if self.rule is None or not self.rule.needs_read_value or self.state is None:
             return None
-        if version == self.state.version:
-            return self.state
         state = self._read_states.get(session.id, {}).get(version)
+        if state is None and version == self.state.version:
+            return self.state
         if state is None:
             raise RuleError(
                 field=f"rule {self.rule.name}",

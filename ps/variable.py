@@ -10,14 +10,14 @@ It must not know threads, time, grpc or modes. Next: ps/apply.py (how one state 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 import numpy.typing as npt
 
-from protos.codec import Array, page_bounds
+from protos.codec import Array, page_bounds, page_elements
 
 Indices = npt.NDArray[np.int64]
 
@@ -194,7 +194,18 @@ class ShardState:
         return ShardState(self.version, tuple(partitions))
 
 
-def expected_pages(shape: Sequence[int], dtype: np.dtype[Any]) -> list[int]:
-    """How many bytes each page of a partition must have on the wire."""
-    shape = tuple(shape)
-    return [(stop - start) * dtype.itemsize for start, stop in page_bounds(shape, dtype.itemsize)]
+class ExpectedPages(NamedTuple):
+    """How many pages a partition must have on the wire, and how long they must be. Nothing is allocated to know it."""
+
+    pages: int
+    full_bytes: int
+    last_bytes: int
+
+    @staticmethod
+    def of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> ExpectedPages:
+        size, step = math.prod(shape), page_elements(shape, dtype.itemsize)
+        pages = -(-size // step)
+        return ExpectedPages(pages, step * dtype.itemsize, (size - max(0, pages - 1) * step) * dtype.itemsize)
+
+    def nbytes(self, page: int) -> int:
+        return self.full_bytes if page < self.pages - 1 else self.last_bytes

@@ -90,7 +90,25 @@ def register(name: str) -> Callable[[type[R]], type[R]]:
             raise RuleError(field=f"rule {name}", got=cls, expected="a subclass of ps.rules.UpdateRule")
         if not name.isidentifier():
             raise RuleError(field="rule name", got=repr(name), expected="letters, digits and underscores")
-        made = dataclasses.dataclass(frozen=True)(cls)
+        try:
+            made = dataclasses.dataclass(frozen=True)(cls)
+        except TypeError as error:
+            raise RuleError(
+                field=f"rule {name}",
+                got=f"{cls.__name__}: {error}",
+                expected="a plain class that is registered once, its fields annotated and with defaults",
+            ) from error
+        fields = {field.name for field in dataclasses.fields(made)}
+        if taken := sorted(fields & {"slots", "elementwise", "needs_read_value", "name"}):
+            raise RuleError(
+                field=f"rule {name}",
+                got=f"{taken[0]} as a field",
+                expected="no annotation on it, as a rule's fields are its configuration",
+            )
+        if isinstance(made.slots, str):
+            raise RuleError(
+                field=f"rule {name}, slots", got=repr(made.slots), expected=f"a tuple of names: ({made.slots!r},)"
+            )
         made.name = name
         _RULES[name] = made
         return made
@@ -192,9 +210,11 @@ def load_rules(path: str | Path) -> list[str]:
     sys.modules[module_name] = module  # dataclasses look their module up to resolve annotations
     try:
         spec.loader.exec_module(module)
-    except RuleError:
-        raise
     except Exception as error:
+        _RULES.clear()
+        _RULES.update(before)
+        if isinstance(error, RuleError):
+            raise
         raise RuleError(
             field=f"--rules {path}", got=f"{type(error).__name__}: {error}", expected="a file that imports"
         ) from error

@@ -32,7 +32,7 @@ class Exchange:
     """One operation on one ps.
 
     header: its sequence is what makes a second try safe. quiet_s: how long nothing may move before it is given up.
-    receiver: takes the blocks of the reply, if any are expected. rejoin: joins again.
+    receiver: takes the blocks of the reply, if any are expected. rejoin: joins again, in a time.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Exchange:
         receiver: Receiver | None,
         *,
         quiet_s: float,
-        rejoin: Callable[[Peer], object],
+        rejoin: Callable[[Peer, float | None], object],
     ) -> None:
         self.peer, self.header, self.session, self.blocks, self.receiver = peer, header, session, blocks, receiver
         self._quiet_s, self._rejoin = quiet_s, rejoin
@@ -78,23 +78,26 @@ class Exchange:
     def finish(self, retry: Retry) -> pb.Answer:
         """The answer, when the whole reply is here. A broken connection is tried again within the retry's budget."""
         delays = retry.delays(_rng)
+        gives_up_s = 0.0
         while True:
             try:
                 return self._receive()
             except CutByFork:
                 self._again()
             except PeerUnavailable as broken:
+                now_s = time.monotonic()
+                gives_up_s = gives_up_s or now_s + retry.budget_s
                 delay_s = next(delays, None)
-                if delay_s is None:
+                if delay_s is None or now_s + delay_s >= gives_up_s:
                     broken.hint = f"Gave up after trying again for {retry.budget_s:g} s."
                     raise
                 time.sleep(delay_s)
                 self.peer.discard_idle()
                 with contextlib.suppress(PeerUnavailable):  # the next round sees the same, until the budget is spent
-                    self._again()
+                    self._again(gives_up_s - now_s - delay_s)
 
-    def _again(self) -> None:
-        self._rejoin(self.peer)
+    def _again(self, within_s: float | None = None) -> None:
+        self._rejoin(self.peer, within_s)
         self.begin()
 
     def _receive(self) -> pb.Answer:

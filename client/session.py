@@ -73,9 +73,9 @@ class Session:
             self.rejoin(peer)
         register(self.gate)
 
-    def rejoin(self, peer: Peer) -> pb.JoinReply:
-        """Join one ps, or find that the session there is alive."""
-        reply = peer.join(self._identity, self._run_id)
+    def rejoin(self, peer: Peer, within_s: float | None = None) -> pb.JoinReply:
+        """Join one ps, or find that the session there is alive. within_s: by default, as long as a connection may take."""
+        reply = peer.join(self._identity, self._run_id, within_s)
         self._run_id = self._run_id or reply.run_id
         return reply
 

@@ -119,7 +119,7 @@ class Peer:
 
     # -- the session -------------------------------------------------------------------------------------------------
 
-    def join(self, identity: Identity, run_id: str) -> pb.JoinReply:
+    def join(self, identity: Identity, run_id: str, within_s: float | None = None) -> pb.JoinReply:
         """Open the session, or take it up again where its connection broke. Waits for a ps that is not up yet."""
         request = pb.JoinRequest(
             protocol_version=identity.protocol_version,
@@ -137,11 +137,11 @@ class Peer:
             while True:
                 try:
                     with self.gate.using_grpc():
-                        return self._join(request)
+                        return self._join(request, min(self._connect_timeout_s, within_s or self._connect_timeout_s))
                 except CutByFork:
                     continue
 
-    def _join(self, request: pb.JoinRequest) -> pb.JoinReply:
+    def _join(self, request: pb.JoinRequest, within_s: float) -> pb.JoinReply:
         if self._join_call is not None and self._join_call.is_active():
             return self.reply
         self._raise_if_ended()
@@ -150,7 +150,7 @@ class Peer:
         call = stub(request, wait_for_ready=True)
         with self._lock:
             self._join_call = call
-        with self.watchdog.watch(call, self._connect_timeout_s) as watched:
+        with self.watchdog.watch(call, within_s) as watched:
             try:
                 self.reply = next(call)
             except grpc.RpcError as error:

@@ -1,0 +1,203 @@
+"""What does `ps-worker` do with a model file? As a worker it trains and, as worker 0, evaluates; as an evaluator it follows.
+
+Called with everything resolved; TensorFlow is imported here, after the job was joined. Next: training.py, evaluation.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import client
+from client import Client, Values
+from protos.errors import InvalidInput, ParameterServerError
+from worker import modelfile
+from worker.evaluation import GONE, SILENCE_S, final_values
+from worker.evaluation import follow as follow_job
+from worker.modelfile import ModelFile
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was resolved from flags, environment and defaults. required: the least that evaluate may say in the end."""
+
+    path: Path
+    steps: int | None
+    epochs: int | None
+    batch_size: int | None
+    rule: str | None
+    seed: int | None
+    log_every: int | None
+    evaluate_every_s: float
+    required: Mapping[str, float]
+    connect_timeout_s: float
+    wait_timeout_s: float
+
+
+class RequirementNotMet(ParameterServerError):
+    """The job is done, but the model is not as good as was asked."""
+
+    summary = "the result is not good enough"
+
+
+def work(settings: Settings) -> None:
+    """Be a worker, from joining to leaving; worker 0 then evaluates what the job has come to."""
+    with contextlib.ExitStack() as until_pulled:
+        with _connect(settings) as server:
+            assert server.worker is not None
+            file, model = _load(settings)
+            if settings.seed is not None:
+                _seed_differently(model, settings.seed, server.worker)
+            dataset = file.make_dataset(server.worker, server.num_workers)
+            last = _train(settings, server, file, model, dataset)
+            if server.worker != 0 or file.evaluate is None:
+                return
+            observer = until_pulled.enter_context(_observing(settings))  # before leaving: so the ps wait for its pull
+        values = final_values(observer, fallback=last, wait_timeout_s=settings.wait_timeout_s)
+    if values is last:
+        print(f"the ps ended first: this is step {last.step}, which worker 0 saw last", flush=True)
+    _evaluate(settings, file, model, values)
+
+
+def follow(settings: Settings) -> None:
+    """Be an evaluator: evaluate now and then, and once every worker has left."""
+    with _observing(settings) as observer:
+        file, model = _load(settings)
+        if file.evaluate is None:
+            raise InvalidInput(
+                field=str(settings.path),
+                got="no evaluate(model)",
+                expected="one, as this is an evaluator",
+                hint="Define it, or leave the evaluator out of TF_CONFIG.",
+            )
+        if not getattr(model, "built", True):
+            from worker import data, training
+
+            training.build(
+                model, data.to_batches(file.make_dataset(0, observer.num_workers), None, settings.batch_size)
+            )
+        result: dict[str, float] = {}
+
+        def evaluate(values: Values) -> None:
+            print(f"step {values.step}: ", end="")
+            result.update(_evaluate(settings, file, model, values, require=False))
+
+        period_s = settings.evaluate_every_s
+        follow_job(observer, evaluate, period_s=period_s, wait_timeout_s=settings.wait_timeout_s)
+    _require(settings, result)
+
+
+def _connect(settings: Settings, observer: bool = False) -> Client:
+    return client.connect(
+        observer=observer,
+        connect_timeout_s=settings.connect_timeout_s,
+        wait_timeout_s=settings.wait_timeout_s,
+        retry_budget_s=SILENCE_S if observer else None,
+    )
+
+
+@contextlib.contextmanager
+def _observing(settings: Settings) -> Iterator[Client]:
+    """An observer, which counts nowhere: it does not matter if the ps are gone before it leaves."""
+    observer = _connect(settings, observer=True)
+    try:
+        yield observer
+    finally:
+        with contextlib.suppress(*GONE):
+            observer.leave()
+
+
+def _load(settings: Settings) -> tuple[ModelFile, Any]:
+    """The model file and its model. Imports TensorFlow, if the file has not done so."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    if importlib.util.find_spec("tensorflow") is None:
+        raise InvalidInput(
+            field="tensorflow",
+            got="no such package",
+            expected="TensorFlow",
+            hint="pip install 'paramserver[tensorflow]'",
+        )
+    file = modelfile.load(settings.path)
+
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        raise InvalidInput(field="KERAS_BACKEND", got=keras.backend.backend(), expected="tensorflow")
+    if settings.seed is not None:
+        keras.utils.set_random_seed(settings.seed)
+    return file, file.build_model()
+
+
+def _seed_differently(model: Any, seed: int, worker: int) -> None:
+    """The same first values everywhere, but shuffling and dropout of each worker's own."""
+    import keras
+
+    from worker.variables import spread_seeds
+
+    keras.utils.set_random_seed(seed + 1 + worker)
+    spread_seeds(model, worker)
+
+
+def _train(settings: Settings, server: Client, file: ModelFile, model: Any, dataset: Any) -> Values:
+    """Train, and say how it went; the values pulled last."""
+    from worker import progress
+    from worker.step import TensorReplica
+    from worker.training import train
+
+    def started(replica: TensorReplica) -> None:
+        status = server.status()
+        variables = replica.variables
+        print(
+            f"training {variables.parameters} parameters in {len(variables.trainable)} variables, mode {status['mode']}, "
+            f"rule {status['rule']}, from step {status['step']}",
+            flush=True,
+        )
+
+    summary = train(
+        server,
+        model,
+        dataset,
+        file.loss,
+        rule=settings.rule or (file.rule() if file.rule is not None else None),
+        steps=settings.steps,
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        progress=progress.choose(settings.log_every),
+        started=started,
+    )
+    print(f"worker {server.worker}: {summary}", flush=True)
+    return summary.values
+
+
+def _evaluate(
+    settings: Settings, file: ModelFile, model: Any, values: Values, require: bool = True
+) -> dict[str, float]:
+    """Put the values into the model, evaluate it and print the result: `accuracy 0.978 (loss 0.0712)`."""
+    from worker.variables import Variables
+
+    variables = Variables(model)
+    variables.check(values)
+    variables.assign(values)
+    result = file.evaluated(model)
+    (first, value), *others = result.items()
+    rest = ", ".join(f"{name} {number:.4g}" for name, number in others)
+    print(f"{first} {value:.4g}" + (f" ({rest})" if rest else ""), flush=True)
+    if require:
+        _require(settings, result)
+    return result
+
+
+def _require(settings: Settings, result: Mapping[str, float]) -> None:
+    for name, least in settings.required.items():
+        if name not in result:
+            raise InvalidInput(
+                field="--require", got=name, expected=f"one of {', '.join(result) or 'what evaluate says'}"
+            )
+        if not result[name] >= least:  # NaN is not enough either
+            raise RequirementNotMet(field=name, got=f"{result[name]:.4g}", expected=f"at least {least:g}")

@@ -1,0 +1,63 @@
+"""How is a model trained from a script? `train`: the loop of loop.py, with TensorFlow's parts put in.
+
+    with client.connect() as server:          # cluster and task from TF_CONFIG
+        summary = worker.train(server, model, dataset, loss, rule="adam:learning_rate=0.001", epochs=3)
+
+Next: evaluation.py (the values in the end), __main__.py (`ps-worker`, which does this for a model file).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from client import Client
+from protos.errors import InvalidInput
+from worker import data, loop
+from worker.progress import Progress, choose
+from worker.step import TensorReplica
+
+
+def train(
+    server: Client,
+    model: Any,
+    dataset: Any,
+    loss: Callable[[Any, Any], Any],
+    *,
+    rule: str | Mapping[str, Any] | None = None,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+    started: Callable[[TensorReplica], None] | None = None,
+) -> loop.Summary:
+    """Train `model`, a Keras model or tf.Module, on `dataset`, pairs (inputs, labels), as this worker of the job.
+
+    loss(labels, outputs): scalar or one number per example. steps: batches of this worker, beginning the dataset again
+    when it ends; or epochs: passes over it (1). batch_size: see data.py. progress: by default what fits the terminal.
+    started: called with the replica once the model is on the ps.
+
+    The model holds the values of the last pull in the end. Does not leave: the `with` block of `server` does, and the other
+    workers go on. Raises InvalidInput for a dataset or model that does not fit, and what the client raises.
+    """
+    if steps is not None and epochs is not None:
+        raise InvalidInput(field="steps", got=f"steps {steps} and epochs {epochs}", expected="one of them")
+    for field, number in (("steps", steps), ("epochs", epochs), ("batch_size", batch_size)):
+        if number is not None and number < 1:
+            raise InvalidInput(field=field, got=number, expected="1 or more")
+    batches = data.to_batches(dataset, data.model_ranks(model), batch_size)
+    build(model, batches)
+    replica = TensorReplica(model, loss, batches.element_spec)
+    passes = data.passes(batches, steps=steps, epochs=epochs)
+    with progress if progress is not None else choose() as shown:
+        return loop.run(
+            server, replica, passes, rule, shown.update, lambda: started(replica) if started is not None else None
+        )
+
+
+def build(model: Any, batches: Any) -> None:
+    """A Keras model that was given no input shape has no variables before its first batch."""
+    if getattr(model, "built", True):
+        return
+    for inputs, _ in batches.take(1):
+        model(inputs)

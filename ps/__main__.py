@@ -145,7 +145,7 @@ async def _serve(settings: Settings) -> int:
     host = (settings.bind or settings.ps_addresses[settings.index]).rpartition(":")[0]
     print(f"ps {settings.index} serving on {host}:{port}", flush=True)
     reason = await server.run()
-    logging.info("ps %d ends: %s; %r", settings.index, reason, server.shard)
+    logging.info("ps %d ends: %s; %s", settings.index, reason, server.summary())
     if code == 0 and (lost := server.lost_workers()):
         logging.error("lost without leaving: %s", ", ".join(f"worker {worker}" for worker in lost))
         code = 1

@@ -107,6 +107,10 @@ class Membership(Generic[T]):
         """Whether every worker has come and gone."""
         return bool(self.members) and all(member.state in ("left", "lost") for member in self.members.values())
 
+    def observed(self) -> bool:
+        """Whether an observer is connected."""
+        return any(session.worker is None for session in self.sessions.values())
+
     def session(self, session_id: str) -> Session[T]:
         """The live session of this id; NotJoined if there is none."""
         try:

@@ -1,7 +1,7 @@
 """How does a ps start, live and end? Binding a port, serving, watching leases, stopping for a reason.
 
-A ps ends by itself when every worker has left; or because somebody said so: a signal, or the Stop call. Whatever the
-reason, those who wait are told it before the port closes.
+A ps ends by itself when every worker has left and no observer reads any more; or because somebody said so: a signal, or the
+Stop call. Whatever the reason, those who wait are told it before the port closes.
 
 Next: ps/servicer.py (what is served), ps/__main__.py (the program), ps/local.py (several in one process).
 """
@@ -13,6 +13,7 @@ import errno
 import logging
 import secrets
 import socket
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -35,6 +36,16 @@ log = logging.getLogger("paramserver.ps")
 TICK_S = 0.1
 # How long calls that are under way at a stop may take to hear of it.
 GRACE_S = 1.0
+# How long a ps stays, when every worker has left, for observers that are still connected: they may want the final values.
+LINGER_S = 5.0
+
+# What is worth a line in the log; the story has everything.
+_SAID = {
+    "join": "worker {event.worker} joined, generation {event.generation}",
+    "init": "initialised by worker {event.worker}: {event.names}",
+    "leave": "worker {event.worker} left at version {event.version}{reason}",
+    "lost": "worker {event.worker} lost at version {event.version}{reason}",
+}
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,7 @@ class Server:
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._ended: asyncio.Future[str] | None = None
+        self._done_at_s: float | None = None
 
     async def start(self) -> int:
         """Bind and serve; the port. AddressInUse if that cannot be."""
@@ -130,20 +142,34 @@ class Server:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            for worker in await self.shard.expire(self.settings.lease_s):
-                log.warning("worker %d is lost: no connection for %g s", worker, self.settings.lease_s)
+            await self.shard.expire(self.settings.lease_s)
             if self._story_file is not None:
                 self._story_file.flush()
-            if self.settings.exit_when_done and self.shard.membership.done():
+            if self.settings.exit_when_done and self._is_over():
                 self.stop("every worker has left")
+
+    def _is_over(self) -> bool:
+        """Whether every worker has left, and observers have had their time to read what came of it."""
+        if not self.shard.membership.done():
+            self._done_at_s = None
+            return False
+        if self._done_at_s is None:
+            self._done_at_s = time.monotonic()
+        return not self.shard.membership.observed() or time.monotonic() - self._done_at_s > LINGER_S
+
+    def summary(self) -> str:
+        """What became of it all, for the last line of the log."""
+        counters, state = self.shard.counters, self.shard.state
+        told = ", ".join(f"{name} {count}" for name, count in vars(counters).items())
+        return f"version {state.version if state else 'none, never initialised'}; {told}"
 
     def lost_workers(self) -> list[int]:
         """Workers that went without leaving."""
         return [index for index, member in self.shard.membership.members.items() if member.state == "lost"]
 
     def _write_event(self, event: Event) -> None:
-        if event.kind in ("join", "leave", "lost", "init"):
-            log.info("%s", event.to_json())
+        if event.kind in _SAID:
+            log.info(_SAID[event.kind].format(event=event, reason=f" ({event.reason})" if event.reason else ""))
         if self._story_file is not None:
             self._story_file.write(event.to_json() + "\n")
 

@@ -33,7 +33,7 @@ def test_the_excerpts_of_a_page_run_one_after_the_other(path: Path) -> None:
 
 def test_the_program_of_the_readme_trains(tmp_path: Path) -> None:
     (program,) = blocks(REPOSITORY / "README.md", "python")
-    assert len(program.splitlines()) == 15, "the README promises a program of 15 lines"
+    assert len(program.splitlines()) <= 15, "the README promises a program of at most 15 lines"
     train = tmp_path / "train.py"
     train.write_text(program, encoding="utf-8")
     command = [
@@ -83,7 +83,7 @@ def test_a_claim_names_a_test_that_says_so(number: int, file: str, test: str) ->
     lines = source.splitlines()
     node = functions[test]
     body = "\n".join(lines[max(0, node.lineno - 4) : node.end_lineno])
-    assert re.search(rf"# claims? [\d, ]*\b{number}\b", body), f"{file}::{test} does not say '# claim {number}'"
+    assert re.search(rf"# claims? [^\n:]*\b{number}\b", body), f"{file}::{test} does not say '# claim {number}'"
 
 
 @pytest.mark.parametrize("path", [*DOCS, REPOSITORY / "README.md"], ids=lambda path: path.name)

@@ -122,11 +122,13 @@ class Client:
             after_chief=bool(self._who.cluster.chief),
             wait_ms=int(self._settings.wait_timeout_s * 1000),
         )
-        session.rejoin(session.peers[0])
-        grant = session.peers[0].call("BeginInit", begin, self._settings.wait_timeout_s + MARGIN_S)
-        if grant.granted:
-            tables = initialize.tables(specs, arrays, partitioner, len(session.peers), elementwise=grant.elementwise)
-            self._send_model(session, grant, tables, arrays)
+        num_ps = len(session.peers)
+        with session.init_lock:
+            session.rejoin(session.peers[0])
+            grant = session.peers[0].call("BeginInit", begin, self._settings.wait_timeout_s + MARGIN_S)
+            if grant.granted:
+                tables = initialize.tables(specs, arrays, partitioner, num_ps, elementwise=grant.elementwise)
+                self._send_model(session, grant, tables, arrays)
         self._describe(session)
         with session.versions_lock:
             self._versions = tuple(0 for _ in session.peers)  # these values are version 0, whoever sent them

@@ -49,6 +49,7 @@ class Exchange:
         self.peer, self.header, self.session, self.blocks, self.receiver = peer, header, session, blocks, receiver
         self._quiet_s, self._rejoin = quiet_s, rejoin
         self._stream: Stream | None = None
+        self._broken_by: ParameterServerError = PeerUnavailable()
 
     def begin(self) -> Exchange:
         """Send the operation, in the background."""
@@ -103,9 +104,7 @@ class Exchange:
     def _receive(self) -> pb.Answer:
         stream = self._stream
         if stream is None:
-            raise PeerUnavailable(field="exchange", got="a broken connection", expected="a ps that answers").at(
-                self.peer.index, self.peer.address
-            )
+            raise self._broken_by  # and could not be mended yet
         if self.receiver is not None:
             self.receiver.start(self.peer.index)
         answer = pb.Answer()
@@ -128,7 +127,8 @@ class Exchange:
                 raise
             except (grpc.RpcError, StopIteration) as error:
                 self.abandon()
-                raise self._broken(error, watched.expired) from None
+                self._broken_by = self._broken(error, watched.expired)
+                raise self._broken_by from None
             except BaseException:
                 self.abandon()  # a fork, or KeyboardInterrupt: a reply may still come, so nobody may use it again
                 raise

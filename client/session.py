@@ -8,11 +8,13 @@ Next: client/transport.py (one ps), client/client.py (what is done with all of t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import socket
 import threading
+import time
 from dataclasses import dataclass
 
 from client.fork import Gate, register
@@ -22,9 +24,12 @@ from client.watchdog import Watchdog
 from protos import parameter_server_pb2 as pb
 from protos.cluster import Cluster
 from protos.codec import PROTOCOL_VERSION
-from protos.errors import InvalidInput, ParameterServerError
+from protos.errors import InvalidInput, ParameterServerError, PeerUnavailable
 
 log = logging.getLogger("paramserver.client")
+
+# How long one attempt in the background may take: a call that finds the connection broken waits for it to end.
+REJOIN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,13 @@ class Session:
     """The open connections of one client in one process.
 
     `versions_lock` guards `Client._versions`, `_sequence_lock` guards `_newest_sequence`; nothing is called under either.
+    `init_lock` is held while this client initialises the model: a ps would take a second thread for a second attempt.
     """
 
     def __init__(self, who: Who, settings: Settings, parent: Session | None = None) -> None:
         self.pid = os.getpid()
         self.id = secrets.token_hex(16)
+        self.init_lock = threading.Lock()
         self.versions_lock = threading.Lock()
         self._sequence_lock = threading.Lock()
         self._newest_sequence = 0
@@ -60,10 +67,11 @@ class Session:
             protocol_version=PROTOCOL_VERSION,
             parent_session=self._parent_id,
         )
+        self._connect_timeout_s = settings.connect_timeout_s
         self.watchdog = Watchdog()
         self.gate = Gate(self._suspend, self._resume)
         self.peers = [
-            Peer(index, address, self.watchdog, settings.connect_timeout_s, self.gate)
+            Peer(index, address, self.watchdog, settings.connect_timeout_s, self.gate, self._join_again_soon)
             for index, address in enumerate(who.cluster.ps)
         ]
 
@@ -110,16 +118,26 @@ class Session:
             peer.close()
 
     def _resume(self) -> None:
-        """The fork is over: join again soon, also if no call comes for long, or the lease would end."""
-        if not self.left:
-            threading.Thread(target=self._join_again, name="paramserver-rejoin", daemon=True).start()
+        """The fork is over."""
+        self._join_again_soon(*self.peers)
 
-    def _join_again(self) -> None:
-        try:
-            for peer in self.peers:
-                self.rejoin(peer)
-        except ParameterServerError as error:
-            log.info("joining again after a fork: %s; the next call will see", error)
+    def _join_again_soon(self, *peers: Peer) -> None:
+        """The connection was given up, or broke: join again, also if no call comes for long, or the lease would end."""
+        if not self.left:
+            with contextlib.suppress(RuntimeError):  # the interpreter is ending, and starts no thread any more
+                threading.Thread(target=self._join_again, args=peers, name="paramserver-rejoin", daemon=True).start()
+
+    def _join_again(self, *peers: Peer) -> None:
+        gives_up_s = time.monotonic() + self._connect_timeout_s
+        for peer in peers:
+            while not self.left:
+                try:
+                    self.rejoin(peer, REJOIN_S)
+                    break
+                except ParameterServerError as error:
+                    if not isinstance(error, PeerUnavailable) or time.monotonic() > gives_up_s:
+                        log.info("joining again: %s; the next call will see", error)
+                        break
 
     def close(self) -> None:
         """End all connections."""

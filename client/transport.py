@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ CHANNEL_OPTIONS = (
     *OPTIONS,
     ("grpc.use_local_subchannel_pool", 1),  # a channel made after a fork must not share the parent's connection
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 5000),  # in truth how long one attempt to connect may take at least
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 
@@ -96,13 +96,20 @@ class Peer:
     """
 
     def __init__(
-        self, index: int, address: str, watchdog: Watchdog, connect_timeout_s: float, gate: Gate | None = None
+        self,
+        index: int,
+        address: str,
+        watchdog: Watchdog,
+        connect_timeout_s: float,
+        gate: Gate | None = None,
+        on_broken: Callable[[Peer], None] = lambda peer: None,
     ) -> None:
         self.index, self.address = index, address
         self.reply = pb.JoinReply()
         self.watchdog = watchdog
         self.gate = gate or Gate(suspend=self.close, resume=lambda: None)
         self._connect_timeout_s = connect_timeout_s
+        self._on_broken = on_broken
         self._joining = threading.Lock()
         self._lock = threading.Lock()
         self._channel: Any = None
@@ -133,13 +140,18 @@ class Peer:
             num_workers=identity.num_workers,
             origin=identity.origin,
         )
-        with self._joining:
+        within_s = min(self._connect_timeout_s, within_s or self._connect_timeout_s)
+        if not self._joining.acquire(timeout=within_s):
+            raise self._no_answer(within_s)
+        try:
             while True:
                 try:
                     with self.gate.using_grpc():
-                        return self._join(request, min(self._connect_timeout_s, within_s or self._connect_timeout_s))
+                        return self._join(request, within_s)
                 except CutByFork:
                     continue
+        finally:
+            self._joining.release()
 
     def _join(self, request: pb.JoinRequest, within_s: float) -> pb.JoinReply:
         if self._join_call is not None and self._join_call.is_active():
@@ -155,11 +167,17 @@ class Peer:
                 self.reply = next(call)
             except grpc.RpcError as error:
                 self._join_call = None
-                raise (self._no_answer() if watched.expired else self.translate(error, "join")) from None
+                raise (self._no_answer(within_s) if watched.expired else self.translate(error, "join")) from None
             except StopIteration:
                 self._join_call = None
                 raise self._unavailable("join", "the end of the stream") from None
+        call.add_done_callback(self._join_ended)
         return self.reply
+
+    def _join_ended(self, call: Any) -> None:
+        """The session's stream is over, as grpc says on a thread of its own; and not by us, for close() forgets it first."""
+        if call is self._join_call:
+            self._on_broken(self)
 
     def _raise_if_ended(self) -> None:
         """If the ps itself ended the session, what it said is the reason for everything that failed since."""
@@ -168,10 +186,10 @@ class Peer:
             if not isinstance(error, PeerUnavailable):
                 raise error
 
-    def _no_answer(self) -> ParameterServerError:
+    def _no_answer(self, within_s: float) -> ParameterServerError:
         return PeerUnavailable(
             field=f"ps {self.index}",
-            got=f"no answer from {self.address} in {self._connect_timeout_s:g} s",
+            got=f"no answer from {self.address} in {within_s:g} s",
             expected="a ps that serves there",
             hint="See whether it is up and the address is right; the wait is set with connect_timeout_s.",
         ).at(self.index, self.address)
@@ -190,6 +208,8 @@ class Peer:
             except CutByFork:
                 continue
             except grpc.RpcError as error:
+                if self._join_call is not None and not self._join_call.is_active():
+                    self._raise_if_ended()
                 raise self.translate(error, name.lower()) from None
 
     def _call(self, method: Any, request: Any, timeout_s: float, wait_for_ready: bool) -> Any:
@@ -210,7 +230,7 @@ class Peer:
         try:
             return self.call(name, request, self._connect_timeout_s, wait_for_ready=True)
         except WaitTimeout:
-            raise self._no_answer() from None
+            raise self._no_answer(self._connect_timeout_s) from None
 
     def take_stream(self) -> Stream:
         """An Exchange stream for one operation. Give it back, or close it if it broke."""

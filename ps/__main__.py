@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import signal
 import sys
 from pathlib import Path
@@ -29,6 +30,12 @@ Examples:
 """
 
 
+def _seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    if math.isnan(value):  # smaller than nothing, so no range refuses it
+        raise click.BadParameter(f"got {value}, expected a number of seconds")
+    return value
+
+
 @click.command(context_settings={"auto_envvar_prefix": "PARAMSERVER", "max_content_width": 110}, epilog=EPILOG)
 @click.option("--cluster", help="Cluster description as JSON, or @FILE. Default: TF_CONFIG.")
 @click.option(
@@ -48,6 +55,7 @@ Examples:
 @click.option(
     "--lease",
     type=click.FloatRange(0.1),
+    callback=_seconds,
     default=10.0,
     show_default=True,
     help="Seconds without a connection until a worker counts as lost.",

@@ -178,9 +178,14 @@ class Sync(Consistency):
 
     def applied(self, worker: int | None = None) -> None:
         super().applied(worker)
-        self.failed()
+        self._begin_step()
 
     def failed(self) -> None:
+        for worker in self.contributors:
+            self.clocks[worker] -= 1  # its iteration came to nothing, and it may do it again
+        self._begin_step()
+
+    def _begin_step(self) -> None:
         self.contributors.clear()
         self.passed_over.clear()
 

@@ -69,10 +69,12 @@ class Initialization:
         wait_s: float,
         *,
         in_turn: Callable[[], bool],
+        missing: Callable[[str], str] = lambda granted_to: "the worker that goes first",
     ) -> int:
         """A grant, or 0 if the model is ready; waits while another initialises. Differing models raise InitConflict.
 
         check: raises when there is no point in waiting any longer. in_turn: whether this session may initialise at all yet.
+        missing: who is waited for, given the session that holds the grant or "" if nobody does.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_s
@@ -96,7 +98,8 @@ class Initialization:
                 raise WaitTimeout(
                     field="init",
                     got=f"no model after {wait_s:g} s",
-                    expected="the worker that goes first to initialise it",
+                    expected=f"{missing(self.granted_to)} to initialise it",
+                    hint="See whether that worker is up; the wait is set with wait_timeout_s.",
                 ) from None
 
     def has(self, grant: int, session: str) -> bool:

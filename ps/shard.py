@@ -37,8 +37,9 @@ from ps.story import Event, Story
 from ps.variable import Gradients, Paged, Partition, ShardState
 from ps.waiting import Waiters
 
-# Below this an update is made on the event loop: handing it to a thread would cost more than it takes.
+# Below both, a quick rule's update is made on the event loop: handing it to a thread would cost more than it takes.
 INLINE_BYTES = 1 << 18
+INLINE_PARTITIONS = 64
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ class Shard:
         if session.worker is not None and not returning:
             if self.consistency is not None and not session.forked:
                 self.consistency.joined(session.worker)
+                self._waiters.wake()  # a newcomer starts level with the slowest: who waited for its index may go on
             self._tell("join", worker=session.worker, generation=session.generation)
         return session
 
@@ -203,8 +205,12 @@ class Shard:
             chief = self.membership.members[0].state
             return not after_chief or session.worker == 0 or chief in ("left", "lost")
 
+        def missing(granted_to: str) -> str:
+            worker = self.membership.session(granted_to).worker if granted_to else 0  # the chief, where nobody holds it
+            return self.membership.describe(worker or 0)
+
         ask = self.initialization.ask
-        grant = await ask(session_id, declaration, self._check_running, wait_s, in_turn=in_turn)
+        grant = await ask(session_id, declaration, self._check_running, wait_s, in_turn=in_turn, missing=missing)
         configuration = self.check_configuration(wanted)  # again: who initialised meanwhile may have said otherwise
         return grant, configuration, rule is None or rule.elementwise
 
@@ -405,7 +411,7 @@ class Shard:
             return apply(state, rule, gradients, staleness=staleness, worker=worker, read_state=read_state)
 
         touched = [state.partitions[index].value.nbytes for pushed in contributions.values() for index in pushed]
-        if sum(touched) <= INLINE_BYTES:
+        if rule.quick and len(touched) <= INLINE_PARTITIONS and sum(touched) <= INLINE_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(None, work)
 

@@ -24,11 +24,12 @@ from protos.errors import (
     ParameterServerError,
     PeerUnavailable,
 )
-from worker import modelfile, program, stopping
+from worker import modelfile, program
+from worker.stopping import Stopping
 
 EPILOG = """\b
 Examples:
-  ps-run -n 2 -s 2 -- ps-worker examples/digits.py --epochs 10
+  ps-run -n 2 -s 2 -- ps-worker examples/digits.py --epochs 8
   TF_CONFIG='{"cluster": {"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:1", "10.0.0.3:1"]},
               "task": {"type": "worker", "index": 0}}' ps-worker model.py --steps 1000 --batch-size 64
 
@@ -119,7 +120,7 @@ def main(
     """
     if steps is not None and epochs is not None:
         raise click.UsageError(f"got --steps {steps} and --epochs {epochs}, expected one of them")
-    stopping.raise_on_signals()
+    stopping = Stopping()
     try:
         cluster, task = parse_tf_config(os.environ.get("TF_CONFIG"))
         if task.type == "ps":
@@ -145,17 +146,17 @@ def main(
         who = "the evaluator" if evaluator else f"worker {cluster.worker_index(task)} of {cluster.num_workers}"
         print(f"ps-worker: {who}, {len(cluster.ps)} ps; {_described(settings)}", flush=True)
         if evaluator:
-            program.follow(settings)
+            program.follow(settings, stopping)
         else:
-            program.work(settings)
-    except stopping.Stopped as stopped:
-        _die(str(stopped), stopped.code)
+            program.work(settings, stopping)
     except ParameterServerError as error:
+        stopping.hold()
         _die(f"{type(error).__name__}: {error}", _exit_code(error))
     except SyntaxError as error:
         traceback.print_exception(type(error), error, None)
         sys.exit(1)
     except Exception:  # noqa: BLE001 - of the model file, most likely: shown from here down, without click's part
+        stopping.hold()
         traceback.print_exc()
         sys.exit(1)
 

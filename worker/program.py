@@ -20,6 +20,7 @@ from worker import modelfile
 from worker.evaluation import GONE, SILENCE_S, final_values
 from worker.evaluation import follow as follow_job
 from worker.modelfile import ModelFile
+from worker.stopping import Stopping
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,12 @@ class RequirementNotMet(ParameterServerError):
     summary = "the result is not good enough"
 
 
-def work(settings: Settings) -> None:
+def work(settings: Settings, stopping: Stopping) -> None:
     """Be a worker, from joining to leaving; worker 0 then evaluates what the job has come to."""
     with contextlib.ExitStack() as until_pulled:
         with _connect(settings) as server:
             assert server.worker is not None
+            stopping.leave = server.leave
             file, model = _load(settings)
             if settings.seed is not None:
                 _seed_differently(model, settings.seed, server.worker)
@@ -58,15 +60,17 @@ def work(settings: Settings) -> None:
             if server.worker != 0 or file.evaluate is None:
                 return
             observer = until_pulled.enter_context(_observing(settings))  # before leaving: so the ps wait for its pull
+        stopping.leave = observer.leave
         values = final_values(observer, fallback=last, wait_timeout_s=settings.wait_timeout_s)
     if values is last:
         print(f"the ps ended first: this is step {last.step}, which worker 0 saw last", flush=True)
     _evaluate(settings, file, model, values)
 
 
-def follow(settings: Settings) -> None:
+def follow(settings: Settings, stopping: Stopping) -> None:
     """Be an evaluator: evaluate now and then, and once every worker has left."""
     with _observing(settings) as observer:
+        stopping.leave = observer.leave
         file, model = _load(settings)
         if file.evaluate is None:
             raise InvalidInput(

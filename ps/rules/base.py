@@ -55,6 +55,9 @@ class UpdateRule:
     elementwise: ClassVar[bool] = True
     # True asks for `ctx.read_value`.
     needs_read_value: ClassVar[bool] = False
+    # True promises that `update` is a few numpy operations and waits for nothing: a small update is then made at once, and
+    # not in a thread of its own. Not inherited: a subclass promises for itself.
+    quick: ClassVar[bool] = False
     name: ClassVar[str] = ""
 
     learning_rate: float = 0.01
@@ -99,7 +102,7 @@ def register(name: str) -> Callable[[type[R]], type[R]]:
                 expected="a plain class that is registered once, its fields annotated and with defaults",
             ) from error
         fields = {field.name for field in dataclasses.fields(made)}
-        if taken := sorted(fields & {"slots", "elementwise", "needs_read_value", "name"}):
+        if taken := sorted(fields & {"slots", "elementwise", "needs_read_value", "quick", "name"}):
             raise RuleError(
                 field=f"rule {name}",
                 got=f"{taken[0]} as a field",
@@ -109,7 +112,7 @@ def register(name: str) -> Callable[[type[R]], type[R]]:
             raise RuleError(
                 field=f"rule {name}, slots", got=repr(made.slots), expected=f"a tuple of names: ({made.slots!r},)"
             )
-        made.name = name
+        made.name, made.quick = name, vars(cls).get("quick", False)
         _RULES[name] = made
         return made
 

@@ -18,6 +18,7 @@ class Momentum(UpdateRule):
     momentum: float = 0.9
     nesterov: bool = False
     slots = ("velocity",)
+    quick = True
 
     def update(self, ctx: Context, value: Floats, grad: Floats, *slots: Floats) -> Updated:
         (velocity,) = slots

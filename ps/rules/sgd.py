@@ -10,6 +10,7 @@ class Sgd(UpdateRule):
     """w ← w - η g (Robbins, Monro 1951)."""
 
     learning_rate: float = 0.01
+    quick = True
 
     def update(self, ctx: Context, value: Floats, grad: Floats, *slots: Floats) -> Updated:
         return value - ctx.learning_rate * grad

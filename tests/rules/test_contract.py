@@ -1,0 +1,142 @@
+"""What must every rule do? One registry joins a rule to all of these tests: who registers a rule has it tested.
+
+The contract is in ps/rules/base.py. Numbers that a rule must give are in test_golden.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ps.rules import Context, UpdateRule, make_rule, registered
+
+# Every registered rule with its defaults, and with each of its switches on.
+RULES = [cls() for cls in registered().values()]
+RULES += [
+    dataclasses.replace(rule, **{field.name: not field.default})
+    for rule in RULES
+    for field in dataclasses.fields(rule)
+    if isinstance(field.default, bool)
+]
+SHAPES = [(1,), (7,), (3, 5), (2, 3, 4), (0,), (0, 3)]
+every_rule = pytest.mark.parametrize("rule", RULES, ids=repr)
+rng = np.random.default_rng(11)
+
+
+def arrays(rule: UpdateRule, shape: tuple[int, ...], dtype: str = "float32") -> list[Any]:
+    """value, gradient and slots; slots as they are after some steps, where that may be anything but negative."""
+    value, grad, *slots = (rng.normal(size=shape).astype(dtype) for _ in range(2 + len(rule.slots)))
+    return [value, grad, *map(np.abs, slots)]
+
+
+def updated(rule: UpdateRule, value: Any, grad: Any, *slots: Any, step: int = 3) -> list[Any]:
+    """The new value and the new slots."""
+    ctx = Context(step, rule.learning_rate, staleness=1, worker=0, read_value=value if rule.needs_read_value else None)
+    answer = rule.update(ctx, value, grad, *slots)
+    return list(answer) if isinstance(answer, tuple) else [answer]
+
+
+@every_rule
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_shapes_and_dtypes_are_kept(rule: UpdateRule, shape: tuple[int, ...], dtype: str) -> None:
+    news = updated(rule, *arrays(rule, shape, dtype))
+    assert [new.shape for new in news] == [shape] * (1 + len(rule.slots))
+    assert [new.dtype.name for new in news] == [dtype] * (1 + len(rule.slots))
+
+
+@every_rule
+def test_arguments_are_read_and_never_written_to(rule: UpdateRule) -> None:
+    given = arrays(rule, (3, 5))
+    copies = [array.copy() for array in given]
+    for array in given:
+        array.setflags(write=False)
+    for new in updated(rule, *given):
+        assert not any(np.shares_memory(new, array) and not np.array_equal(new, array) for array in given)
+    for array, copy in zip(given, copies):
+        np.testing.assert_array_equal(array, copy)
+
+
+@every_rule
+def test_the_same_input_gives_the_same_bits(rule: UpdateRule) -> None:
+    given = arrays(rule, (100,))
+    for one, other in zip(updated(rule, *given), updated(dataclasses.replace(rule), *given)):
+        assert one.tobytes() == other.tobytes()
+
+
+@every_rule
+@pytest.mark.parametrize("parts", [2, 3, 7])
+def test_an_elementwise_rule_gives_the_same_bits_in_parts(rule: UpdateRule, parts: int) -> None:
+    # claim 7: this promise is what lets variables be cut in pages, partitions and rows.
+    if not rule.elementwise:
+        return  # it has promised nothing
+    given = arrays(rule, (101,))
+    whole = updated(rule, *given)
+    pieces = zip(*(np.array_split(array, parts) for array in given))
+    by_parts = zip(*(updated(rule, *piece) for piece in pieces))
+    for one, other in zip(whole, by_parts):
+        assert one.tobytes() == np.concatenate(other).tobytes()
+
+
+@every_rule
+def test_it_finds_the_bottom_of_a_bowl(rule: UpdateRule) -> None:
+    rule = dataclasses.replace(rule, learning_rate=0.05)
+    target, scale = np.array([1, -2, 3], np.float32), np.array([1, 0.5, 2], np.float32)
+    value = np.zeros(3, np.float32)
+    slots = [rule.init_slot(name, value) for name in rule.slots]
+    for step in range(600):
+        value, *slots = updated(rule, value, scale * (value - target), *slots, step=step)
+    np.testing.assert_allclose(value, target, atol=1e-2)
+
+
+@every_rule
+def test_without_a_gradient_and_with_fresh_slots_nothing_moves(rule: UpdateRule) -> None:
+    value = rng.normal(size=4).astype("f")
+    fresh = [rule.init_slot(name, value) for name in rule.slots]
+    np.testing.assert_array_equal(updated(rule, value, np.zeros(4, np.float32), *fresh, step=0)[0], value)
+
+
+@every_rule
+def test_slots_begin_in_the_shape_and_dtype_of_the_value(rule: UpdateRule) -> None:
+    for dtype in ("float32", "float64"):
+        value = np.ones((2, 3), dtype)
+        for name in rule.slots:
+            slot = rule.init_slot(name, value)
+            assert (slot.shape, slot.dtype) == (value.shape, value.dtype)
+
+
+@every_rule
+def test_the_learning_rate_is_the_one_of_the_context(rule: UpdateRule) -> None:
+    # claim 6: the engine evaluates a schedule once a step; a rule that reads its own field would not follow it.
+    value, grad, *slots = arrays(rule, (5,))
+    still = rule.update(Context(3, 0.0, read_value=value if rule.needs_read_value else None), value, grad, *slots)
+    for_certain = dataclasses.replace(rule, momentum=0.0) if hasattr(rule, "momentum") else rule
+    if for_certain != rule:
+        still = for_certain.update(Context(3, 0.0), value, grad, *slots)
+    new = still[0] if isinstance(still, tuple) else still
+    np.testing.assert_array_equal(new, value)
+
+
+@every_rule
+def test_a_rule_and_its_spec_say_the_same(rule: UpdateRule) -> None:
+    assert make_rule(rule.spec()) == rule
+    assert make_rule({"name": rule.name, **dataclasses.asdict(rule)}) == rule
+    assert rule.spec().partition(":")[0] == rule.name
+    assert hash(make_rule(rule.spec())) == hash(rule)
+
+
+@every_rule
+def test_its_docstring_says_where_it_comes_from(rule: UpdateRule) -> None:
+    # The formula, and who published it when.
+    text = type(rule).__doc__ or ""
+    assert any(year in text for year in map(str, range(1940, 2040)))
+    assert "w ←" in text
+
+
+@every_rule
+def test_a_rule_cannot_be_changed(rule: UpdateRule) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        rule.learning_rate = 1.0  # type: ignore[misc]

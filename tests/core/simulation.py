@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from protos.errors import AlreadyPushed
+from ps.consistency import Seat
 from ps.membership import JoinFacts, Session
-from ps.shard import PushResult, Shard
+from ps.shard import PushResult
 from ps.variable import Gradients, ShardState
 from tests.core.builders import WAIT_S, Clock, dense, facts, ready_shard, sparse, value_of
 from tests.core.lessons import settled
@@ -161,7 +162,7 @@ class Simulation:
     async def _send(self, actor: Actor, sequence: int) -> PushResult | None:
         version, gradient = actor.sent[sequence]
         try:
-            return await self.shard.push(actor.session, sequence, version, gradient, _undecided())
+            return await self.shard.push(actor.session, sequence, version, gradient, Seat.UNDECIDED)
         except AlreadyPushed:
             return None  # in sync mode, of a worker that did not pull: it is told, and nothing is kept
 
@@ -245,14 +246,3 @@ def _momentum(value: Any, velocity: Any, gradients: list[Gradients]) -> tuple[An
     new_velocity = np.float32(0.9) * velocity - np.float32(0.5) * mean
     new_value = value + new_velocity
     return np.where(rows[:, None], new_value, value), np.where(rows[:, None], new_velocity, velocity)
-
-
-def _undecided() -> Any:
-    from ps.consistency import Seat
-
-    return Seat.UNDECIDED
-
-
-def shard_of(simulation: Simulation) -> Shard:
-    """The shard that was simulated, for what a test wants to say of it."""
-    return simulation.shard

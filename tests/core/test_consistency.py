@@ -129,6 +129,7 @@ def test_a_step_that_failed_begins_again() -> None:
         push 0 at 0                -> buffer, missing 1
         push 1 at 0                -> complete with 0 1
         failed                     -> version 0
+        clocks                     -> 0:0 1:0
         pull 0                     -> go on
         push 0 at 0                -> buffer, missing 1
         push 1 at 0                -> complete with 0 1

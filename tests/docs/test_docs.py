@@ -26,7 +26,7 @@ def test_the_excerpts_of_a_page_run_one_after_the_other(path: Path) -> None:
     program = "\n".join(blocks(path, "python"))
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
-    said = [line for line in re.findall(r"print\(.*\)\s+# (\[.*\])", program)]
+    said = re.findall(r"print\(.*\)\s+# (\[.*\])", program)
     for line in said:
         assert line in run.stdout, f"the page promises {line!r}, the program printed\n{run.stdout}"
 

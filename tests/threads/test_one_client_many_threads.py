@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,39 +22,41 @@ THREADS, ROUNDS = 8, 12
 @pytest.mark.parametrize("mode", ["async", "ssp"])
 def test_all_methods_from_eight_threads(mode: str) -> None:
     # claim 2, claim 3
-    with ps.LocalCluster(3, mode, workers=1, rule="sgd:learning_rate=1") as local:
-        with client.connect(local.cluster, worker=0) as server:
-            start = {"w": np.zeros((12, 5)), "emb": np.zeros((9, 2)), "n": np.zeros(THREADS, np.int64)}
-            server.init(start, partitioner=client.FixedShardsPartitioner(3))
-            for thread in range(THREADS):
-                server.assign({"n": np.arange(THREADS)})
+    with (
+        ps.LocalCluster(3, mode, workers=1, rule="sgd:learning_rate=1") as local,
+        client.connect(local.cluster, worker=0) as server,
+    ):
+        start = {"w": np.zeros((12, 5)), "emb": np.zeros((9, 2)), "n": np.zeros(THREADS, np.int64)}
+        server.init(start, partitioner=client.FixedShardsPartitioner(3))
+        for _thread in range(THREADS):
+            server.assign({"n": np.arange(THREADS)})
 
-            def work(thread: int) -> int:
-                pushes = 0
-                for round_ in range(ROUNDS):
-                    kind = (thread + round_) % 4
-                    if kind == 0:
-                        assert server.push({"w": np.ones((12, 5))}).outcome == "applied"
-                    elif kind == 1:
-                        values, result = server.push_pull({"w": np.ones((12, 5))})
-                        assert result.outcome == "applied"
-                        assert values.keys() == start.keys()
-                    elif kind == 2:
-                        rows = client.IndexedSlices(np.ones((2, 2)), np.array([thread, 8]))
-                        server.push({"w": np.ones((12, 5)), "emb": rows})
-                    else:
-                        server.push({})
-                        server.init(start, partitioner=client.FixedShardsPartitioner(3))
-                        assert server.pull(["n"])["n"][thread] == thread
-                        assert server.pull(rows={"w": [11, 0]})["w"].shape == (2, 5)
-                        assert server.status()["mode"] == mode
-                        with pytest.raises(ParameterServerError):
-                            server.push({"w": np.ones(3)})
-                    pushes += 1
-                return pushes
+        def work(thread: int) -> int:
+            pushes = 0
+            for round_ in range(ROUNDS):
+                kind = (thread + round_) % 4
+                if kind == 0:
+                    assert server.push({"w": np.ones((12, 5))}).outcome == "applied"
+                elif kind == 1:
+                    values, result = server.push_pull({"w": np.ones((12, 5))})
+                    assert result.outcome == "applied"
+                    assert values.keys() == start.keys()
+                elif kind == 2:
+                    rows = client.IndexedSlices(np.ones((2, 2)), np.array([thread, 8]))
+                    server.push({"w": np.ones((12, 5)), "emb": rows})
+                else:
+                    server.push({})
+                    server.init(start, partitioner=client.FixedShardsPartitioner(3))
+                    assert server.pull(["n"])["n"][thread] == thread
+                    assert server.pull(rows={"w": [11, 0]})["w"].shape == (2, 5)
+                    assert server.status()["mode"] == mode
+                    with pytest.raises(ParameterServerError):
+                        server.push({"w": np.ones(3)})
+                pushes += 1
+            return pushes
 
-            pushes = sum(together([lambda t=t: work(t) for t in range(THREADS)]))
-            values, status = server.pull(), server.status()
+        pushes = sum(together([lambda t=t: work(t) for t in range(THREADS)]))
+        values, status = server.pull(), server.status()
     assert pushes == THREADS * ROUNDS
     assert values.version == (pushes,) * 3
     assert [each["counters"]["applied"] for each in status["ps"]] == [pushes] * 3
@@ -68,62 +72,70 @@ def test_all_methods_from_eight_threads(mode: str) -> None:
 
 def test_one_thread_waits_at_the_barrier_while_another_pushes_in_sync() -> None:
     """A worker pushes once for a version, whichever thread does it: the second is told, the first goes on waiting."""
-    with ps.LocalCluster(2, "sync", workers=2, rule="sgd:learning_rate=1") as local:
-        with client.connect(local.cluster, worker=0) as zero, client.connect(local.cluster, worker=1) as one:
-            zero.init({"w": np.zeros(2)})
-            one.pull()
-            wait = Task(lambda: zero.push_pull({"w": np.ones(2)}))
-            until(lambda: one.status()["workers"][0]["waiting_for"])
-            with pytest.raises(AlreadyPushed):
-                zero.push({"w": np.full(2, 100.0)})
-            assert zero.status()["step"] == 0  # other calls go through
-            assert wait.running
-            assert one.push({"w": np.full(2, 3.0)}).outcome == "applied"
-            values, result = wait.result()
-            assert result.outcome == "applied"
-            np.testing.assert_array_equal(values["w"], -2)
+    with (
+        ps.LocalCluster(2, "sync", workers=2, rule="sgd:learning_rate=1") as local,
+        client.connect(local.cluster, worker=0) as zero,
+        client.connect(local.cluster, worker=1) as one,
+    ):
+        zero.init({"w": np.zeros(2)})
+        one.pull()
+        wait = Task(lambda: zero.push_pull({"w": np.ones(2)}))
+        until(lambda: one.status()["workers"][0]["waiting_for"])
+        with pytest.raises(AlreadyPushed):
+            zero.push({"w": np.full(2, 100.0)})
+        assert zero.status()["step"] == 0  # other calls go through
+        assert wait.running
+        assert one.push({"w": np.full(2, 3.0)}).outcome == "applied"
+        values, result = wait.result()
+        assert result.outcome == "applied"
+        np.testing.assert_array_equal(values["w"], -2)
 
 
 def test_one_thread_waits_for_the_slowest_while_another_pushes_in_ssp() -> None:
-    with ps.LocalCluster(2, "ssp", workers=2, slack=0, rule="sgd:learning_rate=1") as local:
-        with client.connect(local.cluster, worker=0) as fast, client.connect(local.cluster, worker=1) as slow:
-            fast.init({"w": np.zeros(2)})
-            fast.push({"w": np.ones(2)})
-            pull = Task(fast.pull)
-            until(lambda: slow.status()["workers"][0]["waiting_for"])
-            assert fast.push({"w": np.ones(2)}).outcome == "applied"  # its clock is 2 now, and the pull waits for that
-            slow.push({})
-            assert pull.running
-            slow.push({})
-            assert pull.result(HANGS_S).step == 4
+    with (
+        ps.LocalCluster(2, "ssp", workers=2, slack=0, rule="sgd:learning_rate=1") as local,
+        client.connect(local.cluster, worker=0) as fast,
+        client.connect(local.cluster, worker=1) as slow,
+    ):
+        fast.init({"w": np.zeros(2)})
+        fast.push({"w": np.ones(2)})
+        pull = Task(fast.pull)
+        until(lambda: slow.status()["workers"][0]["waiting_for"])
+        assert fast.push({"w": np.ones(2)}).outcome == "applied"  # its clock is 2 now, and the pull waits for that
+        slow.push({})
+        assert pull.running
+        slow.push({})
+        assert pull.result(HANGS_S).step == 4
 
 
-def test_leave_from_one_thread_while_others_work() -> None:
+def until_cut_off(call: Callable[[], Any]) -> int:
+    """Call again and again until it fails with an error of ours, which must say that the client is gone; how often it went."""
+    for count in itertools.count():
+        try:
+            call()
+        except ParameterServerError as error:
+            kinds = {type(part) for part in getattr(error, "refused", {0: error}).values()}
+            assert all(issubclass(kind, (NotJoined, ConnectionError)) for kind in kinds), kinds
+            return count
+    raise AssertionError
+
+
+@pytest.mark.parametrize("again", range(5))
+def test_leave_from_one_thread_while_others_work(again: int) -> None:
     """Whoever is cut off hears a typed error, and nobody hangs."""
     # claim 4
+    gradient = {"w": np.ones(1000)}
     with ps.LocalCluster(2, "async", workers=1, rule="sgd") as local:
-        for _ in range(5):
-            server = client.connect(local.cluster, worker=0)
-            server.init({"w": np.zeros(1000)})
-
-            def work(call: Callable[[], Any]) -> Callable[[], int]:
-                def run() -> int:
-                    count = 0
-                    while True:
-                        try:
-                            call()
-                        except ParameterServerError as error:
-                            parts = getattr(error, "refused", {0: error}).values()
-                            assert all(isinstance(part, (NotJoined, ConnectionError)) for part in parts), error
-                            return count
-                        count += 1
-
-                return run
-
-            gradient = {"w": np.ones(1000)}
-            calls = [server.pull, lambda: server.push(gradient), lambda: server.push_pull(gradient), server.status]
-            tasks = [Task(work(call)) for call in calls]
-            until(lambda: server.status()["step"] >= 3)
-            server.leave()
-            for task in tasks:
-                task.result()
+        server = client.connect(local.cluster, worker=0)
+        server.init({"w": np.zeros(1000)})
+        calls: list[Callable[[], Any]] = [
+            server.pull,
+            lambda: server.push(gradient),
+            lambda: server.push_pull(gradient),
+            server.status,
+        ]
+        tasks = [Task(partial(until_cut_off, call)) for call in calls]
+        until(lambda: server.status()["step"] >= 3)
+        server.leave()
+        for task in tasks:
+            task.result()

@@ -39,13 +39,15 @@ def behind_proxy(
     start: Any = SMALL,
 ) -> Iterator[tuple[ps.LocalCluster, Proxy, client.Client]]:
     """Worker 0 reaches the last ps through a proxy; everybody else goes there directly."""
-    with ps.LocalCluster(servers, mode, workers, rule="sgd:learning_rate=1", lease_s=lease_s) as local:
-        with Proxy(local.cluster["ps"][-1]) as proxy:
-            cluster = {**local.cluster, "ps": [*local.cluster["ps"][:-1], proxy.address]}
-            with client.connect(cluster, worker=0, retry_budget_s=retry_budget_s, wait_timeout_s=20) as server:
-                server.init({"w": start}, partitioner=client.FixedShardsPartitioner(servers))
-                server.pull()
-                yield local, proxy, server
+    with (
+        ps.LocalCluster(servers, mode, workers, rule="sgd:learning_rate=1", lease_s=lease_s) as local,
+        Proxy(local.cluster["ps"][-1]) as proxy,
+    ):
+        cluster = {**local.cluster, "ps": [*local.cluster["ps"][:-1], proxy.address]}
+        with client.connect(cluster, worker=0, retry_budget_s=retry_budget_s, wait_timeout_s=20) as server:
+            server.init({"w": start}, partitioner=client.FixedShardsPartitioner(servers))
+            server.pull()
+            yield local, proxy, server
 
 
 def counters(server: client.Client, ps: int = -1) -> dict[str, int]:
@@ -100,19 +102,21 @@ def test_cut_in_the_middle_of_a_pull() -> None:
 def test_cut_while_a_push_waits_for_the_others(servers: int) -> None:
     """Buffered in sync mode, then the connection breaks: the gradient is in the step once, and the wait goes on."""
     # claim 2
-    with behind_proxy("sync", workers=2, servers=servers) as (local, proxy, server):
-        with client.connect(local.cluster, worker=1) as other:
-            other.pull()
-            push = Task(lambda: server.push_pull(ONE))
-            until(lambda: other.status()["ps"][-1]["workers"][0]["waiting_for"])
-            proxy.cut()
-            if servers == 1:  # it waits again; with two it still waits for the answer of the other ps
-                until(lambda: proxy.connections == 2 and other.status()["ps"][0]["workers"][0]["waiting_for"])
-            other.push({"w": 3 * np.ones_like(SMALL)})
-            values, result = push.result()
-            assert (result.outcome, values.version) == ("applied", (1,) * servers)
-            np.testing.assert_array_equal(values["w"], -2)
-            assert counters(other)["applied"] == 2
+    with (
+        behind_proxy("sync", workers=2, servers=servers) as (local, proxy, server),
+        client.connect(local.cluster, worker=1) as other,
+    ):
+        other.pull()
+        push = Task(lambda: server.push_pull(ONE))
+        until(lambda: other.status()["ps"][-1]["workers"][0]["waiting_for"])
+        proxy.cut()
+        if servers == 1:  # it waits again; with two it still waits for the answer of the other ps
+            until(lambda: proxy.connections == 2 and other.status()["ps"][0]["workers"][0]["waiting_for"])
+        other.push({"w": 3 * np.ones_like(SMALL)})
+        values, result = push.result()
+        assert (result.outcome, values.version) == ("applied", (1,) * servers)
+        np.testing.assert_array_equal(values["w"], -2)
+        assert counters(other)["applied"] == 2
 
 
 def test_cut_in_the_middle_of_init() -> None:
@@ -127,20 +131,21 @@ def test_cut_in_the_middle_of_init() -> None:
 
 
 def test_cut_after_init_was_taken_and_before_the_answer() -> None:
-    with ps.LocalCluster() as local, Proxy(local.cluster["ps"][0]) as proxy:
-        with (
-            client.connect({**local.cluster, "ps": [proxy.address]}, worker=0) as server,
-            client.connect(local.cluster, observer=True) as observer,
-        ):
-            start = {"w": np.ones(10_000, np.float32)}
-            # BeginInit must be answered, the values' answer must not: hold back once the values are on their way.
-            proxy.hold_after("up", 20_000, "down")
-            init = Task(lambda: server.init(start, rule="sgd"))
-            until(lambda: observer.status()["ps"][0]["initialized"])
-            proxy.cut()
-            proxy.resume()
-            assert init.result() is True
-            np.testing.assert_array_equal(server.pull()["w"], 1)
+    with (
+        ps.LocalCluster() as local,
+        Proxy(local.cluster["ps"][0]) as proxy,
+        client.connect({**local.cluster, "ps": [proxy.address]}, worker=0) as server,
+        client.connect(local.cluster, observer=True) as observer,
+    ):
+        start = {"w": np.ones(10_000, np.float32)}
+        # BeginInit must be answered, the values' answer must not: hold back once the values are on their way.
+        proxy.hold_after("up", 20_000, "down")
+        init = Task(lambda: server.init(start, rule="sgd"))
+        until(lambda: observer.status()["ps"][0]["initialized"])
+        proxy.cut()
+        proxy.resume()
+        assert init.result() is True
+        np.testing.assert_array_equal(server.pull()["w"], 1)
 
 
 def test_many_cuts_in_a_row() -> None:
@@ -159,33 +164,34 @@ def test_many_cuts_in_a_row() -> None:
 def test_counted_out_by_the_lease_and_back_again() -> None:
     """The answer is lost, and the connection stays away for longer than the lease. Even so: once."""
     # claim 2
-    with behind_proxy(lease_s=0.2) as (local, proxy, server):
-        with client.connect(local.cluster, observer=True) as observer:
-            proxy.hold("down")
-            push = Task(lambda: server.push(ONE))
-            until(lambda: observer.status()["step"] == 1)
-            proxy.refuse()
-            until(lambda: observer.status()["workers"][0]["state"] == "lost")
-            proxy.resume()
-            result = push.result()
-            assert (result.outcome, result.duplicate) == ("applied", True)
-            np.testing.assert_array_equal(observer.pull()["w"], -1)
-            assert observer.status()["workers"][0]["state"] == "active"
-            assert server.push_pull(ONE)[1].step == 2
+    with behind_proxy(lease_s=0.2) as (local, proxy, server), client.connect(local.cluster, observer=True) as observer:
+        proxy.hold("down")
+        push = Task(lambda: server.push(ONE))
+        until(lambda: observer.status()["step"] == 1)
+        proxy.refuse()
+        until(lambda: observer.status()["workers"][0]["state"] == "lost")
+        proxy.resume()
+        result = push.result()
+        assert (result.outcome, result.duplicate) == ("applied", True)
+        np.testing.assert_array_equal(observer.pull()["w"], -1)
+        assert observer.status()["workers"][0]["state"] == "active"
+        assert server.push_pull(ONE)[1].step == 2
 
 
 def test_an_idle_connection_that_breaks_is_taken_up_again_before_it_is_missed() -> None:
     """A worker that computes for long makes no call. Its session is kept all the same, or a barrier would go on without it."""
     # claim 5
-    with behind_proxy("sync", workers=2, servers=2) as (local, proxy, server):
-        with client.connect(local.cluster, worker=1) as other:
-            other.pull()
-            proxy.cut()
-            until(lambda: proxy.connections == 2 and other.status()["ps"][1]["workers"][0]["state"] == "active")
-            assert other.push({"w": 3 * np.ones_like(SMALL)}).outcome == "buffered"
-            result = server.push(ONE)
-            assert (result.outcome, result.version) == ("applied", (1, 1))
-            np.testing.assert_array_equal(other.pull()["w"], -2)
+    with (
+        behind_proxy("sync", workers=2, servers=2) as (local, proxy, server),
+        client.connect(local.cluster, worker=1) as other,
+    ):
+        other.pull()
+        proxy.cut()
+        until(lambda: proxy.connections == 2 and other.status()["ps"][1]["workers"][0]["state"] == "active")
+        assert other.push({"w": 3 * np.ones_like(SMALL)}).outcome == "buffered"
+        result = server.push(ONE)
+        assert (result.outcome, result.version) == ("applied", (1, 1))
+        np.testing.assert_array_equal(other.pull()["w"], -2)
     for story in local.stories():
         assert [event.kind for event in story if event.worker == 0] == ["join", "init", "push", "leave"]
 
@@ -193,44 +199,49 @@ def test_an_idle_connection_that_breaks_is_taken_up_again_before_it_is_missed() 
 def test_one_ps_out_of_reach_names_it_and_says_how_to_go_on() -> None:
     """The budget is spent: the push fails as a whole, names ps and address, and can be sent again."""
     # claim 4, claim 12
-    with behind_proxy(servers=2, retry_budget_s=0.2) as (local, proxy, server):
-        with client.connect(local.cluster, observer=True) as observer:
-            proxy.refuse()
-            with pytest.raises(PushFailed) as caught:
-                server.push(ONE)
-            failed = caught.value
-            assert list(failed.refused) == [1]
-            reason = failed.refused[1]
-            assert type(reason) is PeerUnavailable
-            assert (reason.ps, reason.address) == (1, proxy.address)
-            assert "ps 1" in str(failed) and proxy.address in str(failed)
-            assert observer.status()["version"] == [1, 0]
-            proxy.resume()
-            result = until(lambda: _push_or_none(server, failed.sequence))
-            assert (result.outcome, result.version) == ("applied", (1, 1))
-            np.testing.assert_array_equal(server.pull()["w"], -1)
-            assert [each["counters"]["applied"] for each in observer.status()["ps"]] == [1, 1]
+    with (
+        behind_proxy(servers=2, retry_budget_s=0.2) as (local, proxy, server),
+        client.connect(local.cluster, observer=True) as observer,
+    ):
+        proxy.refuse()
+        with pytest.raises(PushFailed) as caught:
+            server.push(ONE)
+        failed = caught.value
+        assert list(failed.refused) == [1]
+        reason = failed.refused[1]
+        assert type(reason) is PeerUnavailable
+        assert (reason.ps, reason.address) == (1, proxy.address)
+        assert "ps 1" in str(failed)
+        assert proxy.address in str(failed)
+        assert observer.status()["version"] == [1, 0]
+        proxy.resume()
+        result = until(lambda: _push_or_none(server, failed.sequence))
+        assert (result.outcome, result.version) == ("applied", (1, 1))
+        np.testing.assert_array_equal(server.pull()["w"], -1)
+        assert [each["counters"]["applied"] for each in observer.status()["ps"]] == [1, 1]
 
 
 def test_no_ps_in_reach_is_said_so() -> None:
     # claim 4
-    with behind_proxy(retry_budget_s=0.2) as (local, proxy, server):
-        with client.connect(local.cluster, observer=True) as observer:
-            proxy.refuse()
-            for call in (
-                lambda: server.push(ONE),
-                server.pull,
-                lambda: server.push_pull(ONE),
-                lambda: server.assign(ONE),
-            ):
-                with pytest.raises(PeerUnavailable) as caught:
-                    call()
-                assert (caught.value.ps, caught.value.address) == (0, proxy.address)
-                assert "0.2 s" in str(caught.value)
-                assert "broken" not in str(caught.value)  # but what broke it
-            assert observer.status()["step"] == 0
-            proxy.resume()
-            assert until(lambda: _push_or_none(server)).version == (1,)  # grpc dials again after a second at the latest
+    with (
+        behind_proxy(retry_budget_s=0.2) as (local, proxy, server),
+        client.connect(local.cluster, observer=True) as observer,
+    ):
+        proxy.refuse()
+        for call in (
+            lambda: server.push(ONE),
+            server.pull,
+            lambda: server.push_pull(ONE),
+            lambda: server.assign(ONE),
+        ):
+            with pytest.raises(PeerUnavailable) as caught:
+                call()
+            assert (caught.value.ps, caught.value.address) == (0, proxy.address)
+            assert "0.2 s" in str(caught.value)
+            assert "broken" not in str(caught.value)  # but what broke it
+        assert observer.status()["step"] == 0
+        proxy.resume()
+        assert until(lambda: _push_or_none(server)).version == (1,)  # grpc dials again after a second at the latest
 
 
 OUTCOMES = pb.Outcome.Name
@@ -303,20 +314,22 @@ def test_a_refused_sequence_is_free_for_a_push_that_is_right() -> None:
 def test_a_process_that_was_replaced_can_do_nothing_any_more() -> None:
     """Its connection broke and another process has its index: what it sends again is refused, not applied a second time."""
     # claim 2
-    with behind_proxy(retry_budget_s=1) as (local, proxy, server):
-        with client.connect(local.cluster, observer=True) as observer:
-            proxy.hold("down")
-            push = Task(lambda: server.push(ONE))
-            until(lambda: observer.status()["step"] == 1)
-            proxy.refuse()
-            second = until(lambda: _connect_or_none(local))
-            assert observer.status()["workers"][0]["generation"] == 2
-            proxy.resume()
-            push.error(NotJoined)
-            with pytest.raises(NotJoined):
-                server.pull()
-            np.testing.assert_array_equal(second.pull()["w"], -1)
-            second.leave()
+    with (
+        behind_proxy(retry_budget_s=1) as (local, proxy, server),
+        client.connect(local.cluster, observer=True) as observer,
+    ):
+        proxy.hold("down")
+        push = Task(lambda: server.push(ONE))
+        until(lambda: observer.status()["step"] == 1)
+        proxy.refuse()
+        second = until(lambda: _connect_or_none(local))
+        assert observer.status()["workers"][0]["generation"] == 2
+        proxy.resume()
+        push.error(NotJoined)
+        with pytest.raises(NotJoined):
+            server.pull()
+        np.testing.assert_array_equal(second.pull()["w"], -1)
+        second.leave()
 
 
 def _push_or_none(server: client.Client, sequence: int | None = None) -> client.PushResult | None:

@@ -141,21 +141,25 @@ def initialised(server: client.Client) -> client.Values | None:
 
 @pytest.mark.parametrize("mode", ["sync", "ssp", "async"])
 def test_those_who_come_late_find_the_model_as_it_is_now(mode: str) -> None:
-    with ps.LocalCluster(2, mode, 2, rule="sgd:learning_rate=1") as local:
-        with client.connect(local.cluster, worker=0) as zero:
-            zero.init(values_of(5))
-            zero.push({name: np.ones((30, 7), np.float32) for name in NAMES})
-            with client.connect(local.cluster, worker=1) as one:
-                assert one.init(values_of(7)) is False
-                assert initialiser(one.pull()) == (5 if mode == "sync" else 4)
+    with (
+        ps.LocalCluster(2, mode, 2, rule="sgd:learning_rate=1") as local,
+        client.connect(local.cluster, worker=0) as zero,
+    ):
+        zero.init(values_of(5))
+        zero.push({name: np.ones((30, 7), np.float32) for name in NAMES})
+        with client.connect(local.cluster, worker=1) as one:
+            assert one.init(values_of(7)) is False
+            assert initialiser(one.pull()) == (5 if mode == "sync" else 4)
 
 
 def test_a_user_may_init_without_telling_the_rest_of_the_job_anything() -> None:
     """Mode, slack and rule said once, by anyone, hold for all; what is not said takes its default."""
     said: list[dict[str, Any]] = [{"mode": "ssp"}, {"slack": 2}, {"rule": "sgd"}]
     for order in itertools.permutations(said):
-        with ps.LocalCluster(1, workers=1, **{**order[0], **order[1]}) as local:
-            with client.connect(local.cluster, worker=0) as server:
-                server.init({"w": np.zeros(1)}, **order[2])
-                status = server.status()
-                assert (status["mode"], status["slack"], status["rule"]) == ("ssp", 2, "sgd:learning_rate=0.01")
+        with (
+            ps.LocalCluster(1, workers=1, **{**order[0], **order[1]}) as local,
+            client.connect(local.cluster, worker=0) as server,
+        ):
+            server.init({"w": np.zeros(1)}, **order[2])
+            status = server.status()
+            assert (status["mode"], status["slack"], status["rule"]) == ("ssp", 2, "sgd:learning_rate=0.01")

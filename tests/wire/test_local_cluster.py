@@ -25,16 +25,18 @@ ONE = {"w": np.ones(2)}
 
 
 def test_a_worker_comes_back_after_it_left_and_its_generation_rises() -> None:
-    with ps.LocalCluster(2, "async", 2, rule="sgd:learning_rate=1") as local:
-        with client.connect(local.cluster, observer=True) as observer:
-            for generation in range(1, 4):
-                with client.connect(local.cluster, worker=0) as server:
-                    server.init(W)
-                    server.push(ONE)
-                    worker = observer.status()["workers"][0]
-                    assert (worker["state"], worker["generation"]) == ("active", generation)
-                assert observer.status()["workers"][0]["state"] == "left"
-            np.testing.assert_array_equal(observer.pull()["w"], -3)
+    with (
+        ps.LocalCluster(2, "async", 2, rule="sgd:learning_rate=1") as local,
+        client.connect(local.cluster, observer=True) as observer,
+    ):
+        for generation in range(1, 4):
+            with client.connect(local.cluster, worker=0) as server:
+                server.init(W)
+                server.push(ONE)
+                worker = observer.status()["workers"][0]
+                assert (worker["state"], worker["generation"]) == ("active", generation)
+            assert observer.status()["workers"][0]["state"] == "left"
+        np.testing.assert_array_equal(observer.pull()["w"], -3)
     for story in local.stories():
         told = [
             (event.kind, event.generation) for event in story if event.worker == 0 and event.kind in ("join", "push")
@@ -43,29 +45,37 @@ def test_a_worker_comes_back_after_it_left_and_its_generation_rises() -> None:
 
 
 def test_two_clusters_at_once_know_nothing_of_each_other() -> None:
-    with ps.LocalCluster(2, "async", rule="sgd:learning_rate=1") as outer, ps.LocalCluster(1, "sync", 2) as inner:
-        with client.connect(outer.cluster, worker=0) as one, client.connect(inner.cluster, worker=0) as two:
-            one.init(W)
-            with pytest.raises(NotInitialized):
-                two.pull()
-            two.init({"v": np.ones(1)}, rule="adam")
-            one.push(ONE)
-            assert list(one.pull()) == ["w"]
-            assert (one.mode, two.mode) == ("async", "sync")
-            assert one.status()["run_id"] != two.status()["run_id"]
-            with ps.LocalCluster(1) as third:
-                assert third.cluster["ps"] != inner.cluster["ps"]
-            assert two.pull().step == 0
+    with (
+        ps.LocalCluster(2, "async", rule="sgd:learning_rate=1") as outer,
+        ps.LocalCluster(1, "sync", 2) as inner,
+        client.connect(outer.cluster, worker=0) as one,
+        client.connect(inner.cluster, worker=0) as two,
+    ):
+        one.init(W)
+        with pytest.raises(NotInitialized):
+            two.pull()
+        two.init({"v": np.ones(1)}, rule="adam")
+        one.push(ONE)
+        assert list(one.pull()) == ["w"]
+        assert (one.mode, two.mode) == ("async", "sync")
+        assert one.status()["run_id"] != two.status()["run_id"]
+        with ps.LocalCluster(1) as third:
+            assert third.cluster["ps"] != inner.cluster["ps"]
+        assert two.pull().step == 0
 
 
 def test_an_error_in_the_block_still_leaves_and_says_why() -> None:
-    with ps.LocalCluster(2, "sync", 2, rule="sgd") as local:
-        with client.connect(local.cluster, worker=1) as other:
-            with pytest.raises(ZeroDivisionError, match="by zero"), client.connect(local.cluster, worker=0) as server:
+    with ps.LocalCluster(2, "sync", 2, rule="sgd") as local, client.connect(local.cluster, worker=1) as other:
+
+        def fail() -> None:
+            with client.connect(local.cluster, worker=0) as server:
                 server.init(W)
                 1 / 0  # noqa: B018
-            assert other.status()["workers"][0]["state"] == "left"
-            assert other.push_pull(ONE)[1].outcome == "applied"  # the barrier has shrunk
+
+        with pytest.raises(ZeroDivisionError, match="by zero"):
+            fail()
+        assert other.status()["workers"][0]["state"] == "left"
+        assert other.push_pull(ONE)[1].outcome == "applied"  # the barrier has shrunk
     for story in local.stories():
         leaves = [event.reason for event in story if event.kind == "leave"]
         assert leaves == ["failed: ZeroDivisionError: division by zero", ""]

@@ -29,11 +29,13 @@ def job(
     mode: str, workers: int, servers: int = 2, rule: str = "sgd:learning_rate=1", **options: int
 ) -> Iterator[tuple[ps.LocalCluster, list[client.Client]]]:
     """A cluster, initialised with zeros, and a client for each worker; those still there at the end leave."""
-    with ps.LocalCluster(servers=servers, mode=mode, workers=workers, rule=rule, **options) as local:
-        with contextlib.ExitStack() as stack:
-            clients = [stack.enter_context(client.connect(local.cluster, worker=w)) for w in range(workers)]
-            clients[0].init(W)
-            yield local, clients
+    with (
+        ps.LocalCluster(servers=servers, mode=mode, workers=workers, rule=rule, **options) as local,
+        contextlib.ExitStack() as stack,
+    ):
+        clients = [stack.enter_context(client.connect(local.cluster, worker=w)) for w in range(workers)]
+        clients[0].init(W)
+        yield local, clients
 
 
 def waiting(server: client.Client, worker: int) -> Callable[[], str]:

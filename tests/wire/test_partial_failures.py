@@ -101,56 +101,63 @@ def test_the_rule_fails_on_one_ps_in_async(call: str) -> None:
 
 def test_the_rule_fails_on_every_ps_which_is_said_once() -> None:
     # claim 11, claim 12
-    with three_ps("async", rule="fragile_sgd") as (local, server):
-        with client.connect(local.cluster, observer=True) as observer, refused(observer, RuleFailed, "thirteen"):
-            server.push(gradients(13, 13, 13))
+    with (
+        three_ps("async", rule="fragile_sgd") as (local, server),
+        client.connect(local.cluster, observer=True) as observer,
+        refused(observer, RuleFailed, "thirteen"),
+    ):
+        server.push(gradients(13, 13, 13))
 
 
 def test_the_rule_fails_on_every_ps_in_sync_and_the_step_can_be_tried_again() -> None:
     """Whoever was told `buffered` hears at the next pull that it came to nothing; the same sequences are taken again."""
     # claim 11, claim 12
-    with three_ps("sync", 2, rule="fragile_sgd") as (local, zero, one):
-        with client.connect(local.cluster, observer=True) as observer:
-            before = everything(observer)
-            first = zero.push(gradients(13, 13, 13))
-            assert first.outcome == "buffered"
-            with pytest.raises(RuleFailed, match="thirteen"):
-                one.push(gradients(13, 13, 13))
-            after = everything(observer)
-            assert (after["values"], after["version"]) == (before["values"], before["version"])
-            assert after["counters"] == before["counters"]
-            with pytest.raises(RuleFailed, match="thirteen"):
-                zero.pull()
-            assert zero.pull().step == one.pull().step == 0  # told once
-            FragileSgd.broken = False
-            assert zero.push(gradients(13, 13, 13), sequence=first.sequence).outcome == "buffered"
-            assert one.push(gradients(1, 1, 1)).outcome == "applied"
-            for server in (zero, one):
-                assert {name: value[0] for name, value in server.pull().items()} == {"a": -7, "b": -7, "c": -7}
-            assert applied(observer) == [2, 2, 2]
-            assert counters_add_up(observer.status())
+    with (
+        three_ps("sync", 2, rule="fragile_sgd") as (local, zero, one),
+        client.connect(local.cluster, observer=True) as observer,
+    ):
+        before = everything(observer)
+        first = zero.push(gradients(13, 13, 13))
+        assert first.outcome == "buffered"
+        with pytest.raises(RuleFailed, match="thirteen"):
+            one.push(gradients(13, 13, 13))
+        after = everything(observer)
+        assert (after["values"], after["version"]) == (before["values"], before["version"])
+        assert after["counters"] == before["counters"]
+        with pytest.raises(RuleFailed, match="thirteen"):
+            zero.pull()
+        assert zero.pull().step == one.pull().step == 0  # told once
+        FragileSgd.broken = False
+        assert zero.push(gradients(13, 13, 13), sequence=first.sequence).outcome == "buffered"
+        assert one.push(gradients(1, 1, 1)).outcome == "applied"
+        for server in (zero, one):
+            assert {name: value[0] for name, value in server.pull().items()} == {"a": -7, "b": -7, "c": -7}
+        assert applied(observer) == [2, 2, 2]
+        assert counters_add_up(observer.status())
 
 
 def test_the_rule_fails_on_one_ps_in_sync_and_everybody_tries_again() -> None:
     # claim 12
-    with three_ps("sync", 2, rule="fragile_sgd") as (local, zero, one):
-        with client.connect(local.cluster, observer=True) as observer:
-            first = zero.push(gradients(1, 1, 13))
-            with pytest.raises(PushFailed) as caught:
-                one.push(gradients(3, 3, 13))
-            assert list(caught.value.refused) == [2]
-            assert observer.status()["version"] == [1, 1, 0]
-            with pytest.raises(RuleFailed, match="thirteen"):
-                zero.pull()
-            FragileSgd.broken = False
-            # Version 0 is what these gradients are of: shards that have taken them know them by their sequence.
-            assert zero.push(gradients(1, 1, 13), sequence=first.sequence, version=(0, 0, 0)).outcome == "buffered"
-            again = one.push(gradients(3, 3, 13), sequence=caught.value.sequence, version=(0, 0, 0))
-            assert (again.outcome, again.version) == ("applied", (1, 1, 1))
-            for server in (zero, one):
-                assert {name: value[0] for name, value in server.pull().items()} == {"a": -2, "b": -2, "c": -13}
-            assert applied(observer) == [2, 2, 2]
-            assert counters_add_up(observer.status())
+    with (
+        three_ps("sync", 2, rule="fragile_sgd") as (local, zero, one),
+        client.connect(local.cluster, observer=True) as observer,
+    ):
+        first = zero.push(gradients(1, 1, 13))
+        with pytest.raises(PushFailed) as caught:
+            one.push(gradients(3, 3, 13))
+        assert list(caught.value.refused) == [2]
+        assert observer.status()["version"] == [1, 1, 0]
+        with pytest.raises(RuleFailed, match="thirteen"):
+            zero.pull()
+        FragileSgd.broken = False
+        # Version 0 is what these gradients are of: shards that have taken them know them by their sequence.
+        assert zero.push(gradients(1, 1, 13), sequence=first.sequence, version=(0, 0, 0)).outcome == "buffered"
+        again = one.push(gradients(3, 3, 13), sequence=caught.value.sequence, version=(0, 0, 0))
+        assert (again.outcome, again.version) == ("applied", (1, 1, 1))
+        for server in (zero, one):
+            assert {name: value[0] for name, value in server.pull().items()} == {"a": -2, "b": -2, "c": -13}
+        assert applied(observer) == [2, 2, 2]
+        assert counters_add_up(observer.status())
 
 
 def test_a_version_that_only_one_ps_has_not_reached() -> None:

@@ -50,12 +50,15 @@ Peers = tuple[RawPeer, client.Client]
 @contextlib.contextmanager
 def raw(guard: bool = False, worker: int | None = 0, init: bool = True) -> Iterator[Peers]:
     """A raw peer at an initialised ps, and an observer. Worker 1 has initialised it."""
-    with ps.LocalCluster(workers=2, mode="async", rule="sgd:learning_rate=1", guard_nonfinite=guard) as local:
-        with client.connect(local.cluster, worker=1) as other, client.connect(local.cluster, observer=True) as observer:
-            if init:
-                other.init(START)
-            with RawPeer(local.cluster["ps"][0], worker=worker, num_workers=2) as peer:
-                yield peer, observer
+    with (
+        ps.LocalCluster(workers=2, mode="async", rule="sgd:learning_rate=1", guard_nonfinite=guard) as local,
+        client.connect(local.cluster, worker=1) as other,
+        client.connect(local.cluster, observer=True) as observer,
+    ):
+        if init:
+            other.init(START)
+        with RawPeer(local.cluster["ps"][0], worker=worker, num_workers=2) as peer:
+            yield peer, observer
 
 
 @pytest.fixture(scope="module")

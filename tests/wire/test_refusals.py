@@ -41,15 +41,15 @@ Pair = tuple[client.Client, client.Client]
 @contextlib.contextmanager
 def pair(mode: str = "async", guard: bool = False, init: bool = True) -> Iterator[Pair]:
     """A worker and an observer of two ps; one push has been applied, so that there is something to lose."""
-    with ps.LocalCluster(servers=2, mode=mode, rule="momentum:learning_rate=1", guard_nonfinite=guard) as local:
-        with (
-            client.connect(local.cluster, worker=0) as server,
-            client.connect(local.cluster, observer=True) as observer,
-        ):
-            if init:
-                server.init(START, partitioner=client.FixedShardsPartitioner(2))
-                server.push_pull(GOOD)
-            yield server, observer
+    with (
+        ps.LocalCluster(servers=2, mode=mode, rule="momentum:learning_rate=1", guard_nonfinite=guard) as local,
+        client.connect(local.cluster, worker=0) as server,
+        client.connect(local.cluster, observer=True) as observer,
+    ):
+        if init:
+            server.init(START, partitioner=client.FixedShardsPartitioner(2))
+            server.push_pull(GOOD)
+        yield server, observer
 
 
 WRONG: list[tuple[str, type[Any], dict[str, Any], tuple[str, ...]]] = [
@@ -165,44 +165,47 @@ def test_an_observer_only_reads() -> None:
 
 def test_init_that_cannot_be_leaves_the_way_free() -> None:
     # claim 11
-    with ps.LocalCluster(servers=2, workers=1) as local, client.connect(local.cluster, worker=0) as server:
-        with client.connect(local.cluster, observer=True) as observer:
-            wrong: list[tuple[type[Any], dict[str, Any], str]] = [
-                (RuleError, {}, "a rule for the trainable variables"),
-                (RuleError, {"rule": "unheard_of"}, "unheard_of"),
-                (RuleError, {"rule": "sgd:speed=3"}, "speed"),
-                (RuleError, {"rule": "sgd:learning_rate=fast"}, "fast"),
-                (RuleError, {"rule": {"name": "sgd", "learning_rate": float("nan")}}, "nan"),
-                (RuleError, {"rule": "__import__('os').system('true')"}, "__import__"),
-                (ConfigurationConflict, {"rule": "sgd", "mode": "eventual"}, "eventual"),
-                (ConfigurationConflict, {"rule": "sgd", "mode": "async", "slack": 1}, "slack"),
-                (ConfigurationConflict, {"rule": "sgd", "mode": "ssp", "slack": -1}, "slack"),
-                (ConfigurationConflict, {"rule": "sgd", "mode": "sync", "backup_workers": 1}, "backup_workers"),
-                (ConfigurationConflict, {"rule": "sgd", "mode": "ssp", "backup_workers": 1}, "backup_workers"),
-            ]
-            for kind, options, mention in wrong:
-                with refused(observer, kind, mention):
-                    server.init(START, **options)
-            with refused(observer, InvalidInput, "rule"):
-                server.init(START, rule={"learning_rate": 1})
-            assert server.init(START, rule="sgd", mode="ssp", slack=1) is True
+    with (
+        ps.LocalCluster(servers=2, workers=1) as local,
+        client.connect(local.cluster, worker=0) as server,
+        client.connect(local.cluster, observer=True) as observer,
+    ):
+        wrong: list[tuple[type[Any], dict[str, Any], str]] = [
+            (RuleError, {}, "a rule for the trainable variables"),
+            (RuleError, {"rule": "unheard_of"}, "unheard_of"),
+            (RuleError, {"rule": "sgd:speed=3"}, "speed"),
+            (RuleError, {"rule": "sgd:learning_rate=fast"}, "fast"),
+            (RuleError, {"rule": {"name": "sgd", "learning_rate": float("nan")}}, "nan"),
+            (RuleError, {"rule": "__import__('os').system('true')"}, "__import__"),
+            (ConfigurationConflict, {"rule": "sgd", "mode": "eventual"}, "eventual"),
+            (ConfigurationConflict, {"rule": "sgd", "mode": "async", "slack": 1}, "slack"),
+            (ConfigurationConflict, {"rule": "sgd", "mode": "ssp", "slack": -1}, "slack"),
+            (ConfigurationConflict, {"rule": "sgd", "mode": "sync", "backup_workers": 1}, "backup_workers"),
+            (ConfigurationConflict, {"rule": "sgd", "mode": "ssp", "backup_workers": 1}, "backup_workers"),
+        ]
+        for kind, options, mention in wrong:
+            with refused(observer, kind, mention):
+                server.init(START, **options)
+        with refused(observer, InvalidInput, "rule"):
+            server.init(START, rule={"learning_rate": 1})
+        assert server.init(START, rule="sgd", mode="ssp", slack=1) is True
 
 
 def test_the_wrong_people() -> None:
     # claim 11
-    with ps.LocalCluster(servers=2, workers=2, rule="sgd", run_id="monday") as local:
-        with (
-            client.connect(local.cluster, worker=0) as server,
-            client.connect(local.cluster, observer=True) as observer,
-        ):
-            server.init(START)
-            with refused(observer, WrongRun, "tuesday", "monday"):
-                client.connect(local.cluster, worker=1, run_id="tuesday")
-            with refused(observer, WorkerIndexTaken, "worker 0"):
-                client.connect(local.cluster, worker=0)
-            before = everything(observer)
-            server.leave()
-            for call in (server.pull, server.status, lambda: server.push(GOOD)):
-                with pytest.raises(NotJoined, match="left"):
-                    call()
-            assert everything(observer) == before
+    with (
+        ps.LocalCluster(servers=2, workers=2, rule="sgd", run_id="monday") as local,
+        client.connect(local.cluster, worker=0) as server,
+        client.connect(local.cluster, observer=True) as observer,
+    ):
+        server.init(START)
+        with refused(observer, WrongRun, "tuesday", "monday"):
+            client.connect(local.cluster, worker=1, run_id="tuesday")
+        with refused(observer, WorkerIndexTaken, "worker 0"):
+            client.connect(local.cluster, worker=0)
+        before = everything(observer)
+        server.leave()
+        for call in (server.pull, server.status, lambda: server.push(GOOD)):
+            with pytest.raises(NotJoined, match="left"):
+                call()
+        assert everything(observer) == before

@@ -54,13 +54,16 @@ class DelayCompensated(UpdateRule):
 
 def test_every_shard_uses_the_same_rate_at_the_same_step() -> None:
     # claim 6
-    with ps.LocalCluster(3, "async", 2, rule="recorder:learning_rate=0.25") as local:
-        with client.connect(local.cluster, worker=0) as zero, client.connect(local.cluster, worker=1) as one:
-            zero.init({name: np.zeros(2) for name in "abc"})
-            one.pull()
-            for _ in range(2):
-                for server in (zero, one):
-                    server.push({name: np.ones(2) for name in "abc"})
+    with (
+        ps.LocalCluster(3, "async", 2, rule="recorder:learning_rate=0.25") as local,
+        client.connect(local.cluster, worker=0) as zero,
+        client.connect(local.cluster, worker=1) as one,
+    ):
+        zero.init({name: np.zeros(2) for name in "abc"})
+        one.pull()
+        for _ in range(2):
+            for server in (zero, one):
+                server.push({name: np.ones(2) for name in "abc"})
     by_step: dict[int, set[Any]] = {}
     for step, rate, staleness, worker, _, _ in SEEN:
         by_step.setdefault(step, set()).add((rate, staleness, worker))
@@ -69,42 +72,48 @@ def test_every_shard_uses_the_same_rate_at_the_same_step() -> None:
 
 
 def test_in_sync_mode_the_mean_of_several_is_nobodys() -> None:
-    with ps.LocalCluster(2, "sync", 2, rule="recorder") as local:
-        with client.connect(local.cluster, worker=0) as zero, client.connect(local.cluster, worker=1) as one:
-            zero.init({"a": np.zeros(2)})
-            one.pull()
-            zero.push({"a": np.ones(2)})
-            one.push({"a": np.ones(2)})
+    with (
+        ps.LocalCluster(2, "sync", 2, rule="recorder") as local,
+        client.connect(local.cluster, worker=0) as zero,
+        client.connect(local.cluster, worker=1) as one,
+    ):
+        zero.init({"a": np.zeros(2)})
+        one.pull()
+        zero.push({"a": np.ones(2)})
+        one.push({"a": np.ones(2)})
     assert [seen[:4] for seen in SEEN] == [(0, 0.5, 0, None)]
 
 
 def test_a_rule_that_asks_for_it_gets_exactly_the_value_that_was_read() -> None:
-    with ps.LocalCluster(2, "async", 2, rule="delay_compensated") as local:
-        with client.connect(local.cluster, worker=0) as zero, client.connect(local.cluster, worker=1) as one:
-            rng = np.random.default_rng(2)
-            start = {"w": rng.standard_normal((6, 3)), "b": rng.standard_normal(4)}
-            zero.init(start, partitioner=client.FixedShardsPartitioner(2))
-            read = {0: zero.pull(), 1: one.pull()}
-            weights = dict(start)
-            for number in range(12):
-                worker = int(rng.integers(2))
-                server = (zero, one)[worker]
-                grads = {name: rng.standard_normal(value.shape) for name, value in start.items()}
-                SEEN.clear()
-                result = server.push(grads)
-                assert {seen[:2] for seen in SEEN} == {(worker, number - read[worker].step)}
-                assert result.staleness == number - read[worker].step
-                for name, grad in grads.items():
-                    was = read[worker][name]
-                    weights[name] = weights[name] - (grad + 2.0 * grad * grad * (weights[name] - was))
-                given = np.sort(np.concatenate([seen[2].reshape(-1) for seen in SEEN]))
-                asked = np.sort(np.concatenate([read[worker][name].reshape(-1) for name in start]))
-                np.testing.assert_array_equal(given, asked)
-                if rng.random() < 0.7 or number - read[worker].step > 3:
-                    read[worker] = server.pull()
-            values = zero.pull()
-            for name, weight in weights.items():
-                np.testing.assert_array_equal(values[name], weight)
+    with (
+        ps.LocalCluster(2, "async", 2, rule="delay_compensated") as local,
+        client.connect(local.cluster, worker=0) as zero,
+        client.connect(local.cluster, worker=1) as one,
+    ):
+        rng = np.random.default_rng(2)
+        start = {"w": rng.standard_normal((6, 3)), "b": rng.standard_normal(4)}
+        zero.init(start, partitioner=client.FixedShardsPartitioner(2))
+        read = {0: zero.pull(), 1: one.pull()}
+        weights = dict(start)
+        for number in range(12):
+            worker = int(rng.integers(2))
+            server = (zero, one)[worker]
+            grads = {name: rng.standard_normal(value.shape) for name, value in start.items()}
+            SEEN.clear()
+            result = server.push(grads)
+            assert {seen[:2] for seen in SEEN} == {(worker, number - read[worker].step)}
+            assert result.staleness == number - read[worker].step
+            for name, grad in grads.items():
+                was = read[worker][name]
+                weights[name] = weights[name] - (grad + 2.0 * grad * grad * (weights[name] - was))
+            given = np.sort(np.concatenate([seen[2].reshape(-1) for seen in SEEN]))
+            asked = np.sort(np.concatenate([read[worker][name].reshape(-1) for name in start]))
+            np.testing.assert_array_equal(given, asked)
+            if rng.random() < 0.7 or number - read[worker].step > 3:
+                read[worker] = server.pull()
+        values = zero.pull()
+        for name, weight in weights.items():
+            np.testing.assert_array_equal(values[name], weight)
 
 
 def test_the_value_read_of_rows() -> None:
@@ -122,17 +131,17 @@ def test_the_value_read_of_rows() -> None:
 
 def test_a_version_that_was_not_pulled_last_has_no_value_to_give() -> None:
     # claim 11
-    with ps.LocalCluster(2, "async", rule="delay_compensated") as local:
-        with (
-            client.connect(local.cluster, worker=0) as server,
-            client.connect(local.cluster, observer=True) as observer,
-        ):
-            server.init({"w": np.zeros(2)})
-            server.push({"w": np.ones(2)})
-            server.pull()
-            with refused(observer, RuleError, "version 0", "last pull"):
-                server.push({"w": np.ones(2)}, version=(0, 0))
-            assert server.push({"w": np.ones(2)}).step == 2
+    with (
+        ps.LocalCluster(2, "async", rule="delay_compensated") as local,
+        client.connect(local.cluster, worker=0) as server,
+        client.connect(local.cluster, observer=True) as observer,
+    ):
+        server.init({"w": np.zeros(2)})
+        server.push({"w": np.ones(2)})
+        server.pull()
+        with refused(observer, RuleError, "version 0", "last pull"):
+            server.push({"w": np.ones(2)}, version=(0, 0))
+        assert server.push({"w": np.ones(2)}).step == 2
 
 
 @register("centered_by_the_whole")
@@ -150,15 +159,17 @@ class Centered(UpdateRule):
 
 def test_a_rule_over_whole_variables_is_never_cut() -> None:
     shape = (3, PAGE_BYTES // 8 + 3)  # several pages; the partitioner would cut it, too
-    with ps.LocalCluster(3, "async", rule="centered_by_the_whole") as local:
-        with client.connect(local.cluster, worker=0) as server:
-            server.init({"w": np.zeros(shape), "s": np.zeros(())}, partitioner=client.FixedShardsPartitioner(3))
-            assert sum(each["partitions"] for each in server.status()["ps"]) == 2
-            grad = np.random.default_rng(1).standard_normal(shape)
-            server.push({"w": grad, "s": np.float64(2)})
-            np.testing.assert_array_equal(server.pull()["w"], -(grad - grad.mean()))
-            server.push({"w": client.IndexedSlices(grad[:1], np.array([2]))})  # is made dense
-    assert SEEN == [(shape,) * 3, ((),) * 3, (shape,) * 3] or SEEN == [((),) * 3, (shape,) * 3, (shape,) * 3]
+    with (
+        ps.LocalCluster(3, "async", rule="centered_by_the_whole") as local,
+        client.connect(local.cluster, worker=0) as server,
+    ):
+        server.init({"w": np.zeros(shape), "s": np.zeros(())}, partitioner=client.FixedShardsPartitioner(3))
+        assert sum(each["partitions"] for each in server.status()["ps"]) == 2
+        grad = np.random.default_rng(1).standard_normal(shape)
+        server.push({"w": grad, "s": np.float64(2)})
+        np.testing.assert_array_equal(server.pull()["w"], -(grad - grad.mean()))
+        server.push({"w": client.IndexedSlices(grad[:1], np.array([2]))})  # is made dense
+    assert [(shape,) * 3, ((),) * 3, (shape,) * 3] == SEEN or [((),) * 3, (shape,) * 3, (shape,) * 3] == SEEN
 
 
 @register("rude")

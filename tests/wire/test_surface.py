@@ -109,16 +109,18 @@ def test_a_gradient_carries_the_version_pulled_last_unless_told_another() -> Non
 
 def test_mode_and_rule_may_come_from_either_side_and_a_conflict_prints_both() -> None:
     start = {"w": np.zeros(2, np.float32)}
-    with ps.LocalCluster(mode="sync", rule="sgd:learning_rate=0.5") as local:
-        with client.connect(local.cluster, worker=0) as server:
-            with pytest.raises(ConfigurationConflict, match=r"async.*sync"):
-                server.init(start, mode="async")
-            with pytest.raises(ConfigurationConflict, match=r"adam.*sgd:learning_rate=0.5"):
-                server.init(start, rule="adam")
-            server.init(start)
-            assert server.mode == "sync"
-            with pytest.raises(ConfigurationConflict, match=r"ssp.*sync"):
-                server.init(start, mode="ssp")
+    with (
+        ps.LocalCluster(mode="sync", rule="sgd:learning_rate=0.5") as local,
+        client.connect(local.cluster, worker=0) as server,
+    ):
+        with pytest.raises(ConfigurationConflict, match=r"async.*sync"):
+            server.init(start, mode="async")
+        with pytest.raises(ConfigurationConflict, match=r"adam.*sgd:learning_rate=0.5"):
+            server.init(start, rule="adam")
+        server.init(start)
+        assert server.mode == "sync"
+        with pytest.raises(ConfigurationConflict, match=r"ssp.*sync"):
+            server.init(start, mode="ssp")
     with ps.LocalCluster() as local, client.connect(local.cluster, worker=0) as server:
         server.init(start, rule={"name": "adam", "learning_rate": np.float64(0.5)}, mode="ssp", slack=2)
         status = server.status()

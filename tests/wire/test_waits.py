@@ -29,11 +29,13 @@ def two_of_three(
     mode: str, servers: int = 1, **options: int
 ) -> Iterator[tuple[ps.LocalCluster, client.Client, client.Client]]:
     """Workers 0 and 1 of three are there; worker 0 has no patience."""
-    with ps.LocalCluster(servers, mode, workers=3, rule="sgd", **options) as local:
-        with client.connect(local.cluster, worker=0, wait_timeout_s=SHORT_S) as zero:
-            with client.connect(local.cluster, worker=1) as one:
-                zero.init(START)
-                yield local, zero, one
+    with (
+        ps.LocalCluster(servers, mode, workers=3, rule="sgd", **options) as local,
+        client.connect(local.cluster, worker=0, wait_timeout_s=SHORT_S) as zero,
+        client.connect(local.cluster, worker=1) as one,
+    ):
+        zero.init(START)
+        yield local, zero, one
 
 
 @pytest.mark.parametrize("call", ["pull", "push_pull"])
@@ -47,7 +49,8 @@ def test_a_barrier_names_the_workers_that_are_missing(mode: str, call: str) -> N
             zero.pull() if call == "pull" else zero.push_pull(ONE)
         message = str(caught.value)
         assert "0.3 s" in message
-        assert "worker 1 (" in message and "pid" in message  # where it is
+        assert "worker 1 (" in message
+        assert "pid" in message
         assert "worker 2 (never joined)" in message
         assert f"ps 0 ({local.cluster['ps'][0]})" in message
         assert (caught.value.ps, caught.value.address) == (0, local.cluster["ps"][0])
@@ -70,17 +73,20 @@ def test_a_wait_may_be_given_with_the_call() -> None:
 
 def test_a_worker_whose_connection_is_gone_is_named_as_such() -> None:
     # claim 4
-    with ps.LocalCluster(1, "sync", workers=2, rule="sgd") as local, Proxy(local.cluster["ps"][0]) as proxy:
-        with client.connect(local.cluster, worker=0, wait_timeout_s=SHORT_S) as zero:
-            one = client.connect({**local.cluster, "ps": [proxy.address]}, worker=1, wait_timeout_s=5)
-            zero.init(START)
-            zero.push(ONE)
-            proxy.hold()
-            proxy.cut()
-            until(lambda: "connection lost" in _timeout(zero))
-            proxy.resume()
-            one.leave()
-            assert zero.pull().step == 1
+    with (
+        ps.LocalCluster(1, "sync", workers=2, rule="sgd") as local,
+        Proxy(local.cluster["ps"][0]) as proxy,
+        client.connect(local.cluster, worker=0, wait_timeout_s=SHORT_S) as zero,
+    ):
+        one = client.connect({**local.cluster, "ps": [proxy.address]}, worker=1, wait_timeout_s=5)
+        zero.init(START)
+        zero.push(ONE)
+        proxy.hold()
+        proxy.cut()
+        until(lambda: "connection lost" in _timeout(zero))
+        proxy.resume()
+        one.leave()
+        assert zero.pull().step == 1
 
 
 def _timeout(server: client.Client) -> str:
@@ -122,10 +128,11 @@ def test_a_ps_that_is_not_up() -> None:
     # claim 4
     with socket.create_server(("127.0.0.1", 0)) as listener:
         nobody = f"127.0.0.1:{listener.getsockname()[1]}"
-    with ps.LocalCluster() as local, pytest.raises(PeerUnavailable) as caught:
-        cluster = {"ps": [local.cluster["ps"][0], nobody], "worker": ["w:1"]}
+    with ps.LocalCluster() as local:
         local._servers[0].shard.membership.num_ps = 2  # or the one that is up would say that it is alone
-        client.connect(cluster, worker=0, connect_timeout_s=SHORT_S)
+        cluster = {"ps": [local.cluster["ps"][0], nobody], "worker": ["w:1"]}
+        with pytest.raises(PeerUnavailable) as caught:
+            client.connect(cluster, worker=0, connect_timeout_s=SHORT_S)
     assert (caught.value.ps, caught.value.address) == (1, nobody)
     assert nobody in str(caught.value)
 

@@ -20,7 +20,7 @@ from protos.errors import AddressInUse, ClusterError, ParameterServerError
 from ps.configuration import Configuration
 from ps.consistency import MODES
 from ps.rules import load_rules
-from ps.server import Server, Settings
+from ps.server import GRACE_S, Server, Settings
 
 EPILOG = """\b
 Examples:
@@ -153,6 +153,9 @@ async def _serve(settings: Settings) -> int:
     host = (settings.bind or settings.ps_addresses[settings.index]).rpartition(":")[0]
     print(f"ps {settings.index} serving on {host}:{port}", flush=True)
     reason = await server.run()
+    # Calls that are over may have a last turn to take; asyncio.run would cancel them, and grpc print a traceback for each.
+    if rest := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(rest, timeout=GRACE_S)
     logging.info("ps %d ends: %s; %s", settings.index, reason, server.summary())
     if code == 0 and (lost := server.lost_workers()):
         logging.error("lost without leaving: %s", ", ".join(f"worker {worker}" for worker in lost))

@@ -49,7 +49,6 @@ class Servicer:
         self._on_stop = on_stop
         self._started_s = time.monotonic()
         self._closing = asyncio.Event()
-        self._resting: set[asyncio.Future[Any]] = set()
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a grpc server needs to serve this."""
@@ -75,11 +74,9 @@ class Servicer:
         )
 
     def close(self, reason: str) -> None:
-        """Refuse what comes, answer what waits, end the streams at rest and, with the reason, those of the sessions."""
+        """Refuse what comes, answer what waits, end the sessions' streams with the reason."""
         self.shard.stop(reason)
         self._closing.set()
-        for read in self._resting:
-            read.cancel()
 
     # -- sessions and control ----------------------------------------------------------------------------------------
 
@@ -182,7 +179,7 @@ class Servicer:
     async def _exchange(self, unused: Any, context: Context) -> None:
         session_id = ""
         while True:
-            request = await self._next_operation(context)
+            request = await context.read()
             if request is grpc.aio.EOF:
                 return
             session_id = request.header.session or session_id
@@ -218,21 +215,6 @@ class Servicer:
                 continue
             for group, last in batches(blocks):
                 await context.write(pb.Reply(answer=answer, blocks=group, last=last))
-
-    async def _next_operation(self, context: Context) -> Any:
-        """The first request of the next operation; the end of the stream when the client or the ps ends it."""
-        if self._closing.is_set():
-            return grpc.aio.EOF
-        resting = asyncio.ensure_future(context.read())
-        self._resting.add(resting)
-        try:
-            return await resting
-        except asyncio.CancelledError:
-            if self._closing.is_set():
-                return grpc.aio.EOF
-            raise
-        finally:
-            self._resting.discard(resting)
 
 
 class _Operation:

@@ -18,6 +18,7 @@ from client.partitioner import (
     MaxSizePartitioner,
     MinSizePartitioner,
     Partitioner,
+    Piece,
     WholeVariables,
     cut,
     place,
@@ -104,6 +105,21 @@ def test_the_largest_ps_holds_at_most_15_percent_more_than_the_mean(large: dict[
     loads = [sum(piece.nbytes for piece in held) for held in placed]
     assert sum(loads) == sum(math.prod(shape) * itemsize for shape, itemsize in model.values())
     assert max(loads) <= 1.15 * sum(loads) / num_ps
+
+
+def test_the_largest_piece_goes_first_and_each_to_the_ps_that_holds_the_least() -> None:
+    pieces = [Piece(name, 0, 1, nbytes) for name, nbytes in zip("abcdef", (5, 9, 4, 8, 7, 6))]
+    # 9 and 8 and 7 to one ps each, then 6 joins 7, 5 joins 8, and 4 joins 9.
+    assert [[piece.nbytes for piece in held] for held in place(pieces, 3)] == [[9, 4], [5, 8], [7, 6]]
+
+
+@given(sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=40), num_ps=st.integers(1, 8))
+def test_no_ps_holds_more_than_the_mean_and_one_piece(sizes: list[int], num_ps: int) -> None:
+    pieces = [Piece(f"v{index}", 0, 1, nbytes) for index, nbytes in enumerate(sizes)]
+    loads = [sum(piece.nbytes for piece in held) for held in place(pieces, num_ps)]
+    assert sum(loads) == sum(sizes)
+    assert max(loads) <= sum(sizes) / num_ps + max(sizes)
+    assert min(loads) >= max(loads) - max(sizes)
 
 
 def test_small_variables_are_not_cut() -> None:

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install demo test check protos bench clean
+.PHONY: install demo test check protos clean
 
 install: $(INSTALLED)
 
@@ -15,7 +15,7 @@ $(INSTALLED): pyproject.toml
 	touch $@
 
 demo: install
-	$(BIN)/ps-run -n 2 -s 2 -- $(BIN)/ps-worker examples/digits.py --epochs 12 --batch-size 32
+	$(BIN)/ps-run -n 2 -s 2 -- $(BIN)/ps-worker examples/digits.py --epochs 8 --batch-size 32 --require accuracy=0.95
 
 test: install
 	$(BIN)/python -m pytest

@@ -30,6 +30,7 @@ from client.status import Status, job_status
 from protos import parameter_server_pb2 as pb
 from protos.codec import Array
 from protos.errors import (
+    InitConflict,
     InvalidVersion,
     NotInitialized,
     NotJoined,
@@ -125,10 +126,17 @@ class Client:
         num_ps = len(session.peers)
         with session.init_lock:
             session.rejoin(session.peers[0])
-            grant = session.peers[0].call("BeginInit", begin, self._settings.wait_timeout_s + MARGIN_S)
-            if grant.granted:
+            for last_attempt in (False, True):
+                grant = session.call(session.peers[0], "BeginInit", begin, self._settings.wait_timeout_s + MARGIN_S)
+                if not grant.granted:
+                    break
                 tables = initialize.tables(specs, arrays, partitioner, num_ps, elementwise=grant.elementwise)
-                self._send_model(session, grant, tables, arrays)
+                try:
+                    self._send_model(session, grant, tables, arrays)
+                    break
+                except InitConflict:  # the right to send passed to another while this connection was gone: ask again
+                    if last_attempt:
+                        raise
         self._describe(session)
         with session.versions_lock:
             self._versions = tuple(0 for _ in session.peers)  # these values are version 0, whoever sent them
@@ -152,7 +160,7 @@ class Client:
 
     def _describe(self, session: Session) -> Model:
         request = pb.DescribeRequest(session=session.id)
-        descriptions = [peer.call("Describe", request, self._settings.wait_timeout_s) for peer in session.peers]
+        descriptions = [session.call(peer, "Describe", request) for peer in session.peers]
         for peer, description in zip(session.peers, descriptions):
             if not description.initialized:
                 raise NotInitialized(
@@ -178,8 +186,9 @@ class Client:
     ) -> Values:
         """The present values: all, those of `names`, or only some rows of some: {name: row numbers}.
 
-        In sync mode waits for the step that this worker pushed for, and all shards are of one version; in ssp waits while
-        this worker leads by more than the slack. WaitTimeout names the workers that were missing.
+        In sync mode waits for the step that this worker pushed for, and all shards are of one version (for an observer they
+        may differ while training goes on: see `.version`); in ssp waits while this worker leads by more than the slack.
+        WaitTimeout names the workers that were missing.
         """
         session = self._session()
         model = self._known_model(session)
@@ -191,7 +200,7 @@ class Client:
         receiver = model.receiver([name for name in wanted if name not in row_ids], row_ids)
         wait_s = self._wait_s(wait_timeout_s)
         headers = self._pull_headers(model, wanted, names is None and rows is None, row_ids, wait_s)
-        versions = self._fanout(session).pull(headers, row_makers, receiver, wait_s, one_version=self.mode == "sync")
+        versions = self._fanout(session).pull(headers, row_makers, receiver, wait_s, one_version=self._one_version)
         return self._pulled(session, receiver, versions)
 
     def _pulled(self, session: Session, receiver: Receiver, versions: tuple[int, ...]) -> Values:
@@ -251,13 +260,18 @@ class Client:
             receiver,
             wait_s,
             first=answers,
-            one_version=self.mode == "sync",
+            one_version=self._one_version,
         )
         values = self._pulled(session, receiver, versions)
         result = push_result(answers, headers[0].sequence)
         completed = result.outcome == "buffered" and min(versions) > min(at)
         outcome = "applied" if completed else result.outcome
         return values, replace(result, outcome=outcome, version=versions)
+
+    @property
+    def _one_version(self) -> bool:
+        """In sync mode all shards are read at one version; an observer, for which nobody waits, takes what is there."""
+        return self.mode == "sync" and self.worker is not None
 
     @property
     def _leader_first(self) -> bool:
@@ -296,9 +310,7 @@ class Client:
         """What every ps says of itself: bytes, versions, rule, mode, workers, counters; and the job's step."""
         session = self._session()
         request = pb.StatusRequest()
-        return job_status(
-            [(peer, peer.call("Status", request, self._settings.wait_timeout_s)) for peer in session.peers]
-        )
+        return job_status([(peer, session.call(peer, "Status", request)) for peer in session.peers])
 
     def leave(self, reason: str = "") -> None:
         """This worker is done: barriers and clocks go on without it. Says so to every ps, then closes; once is enough."""
@@ -309,9 +321,9 @@ class Client:
         failures: list[ParameterServerError] = []
         for peer in session.peers:
             try:
-                peer.call("Leave", pb.LeaveRequest(session=session.id, reason=reason), self._settings.wait_timeout_s)
+                session.call(peer, "Leave", pb.LeaveRequest(session=session.id, reason=reason))
             except (ServerStopping, NotJoined):
-                continue  # it is going down, or has counted this worker out already: there is nothing to leave
+                continue  # it is going down, or has counted this client out already: there is nothing to leave
             except ParameterServerError as error:
                 failures.append(error)
         session.close()

@@ -6,6 +6,7 @@ docs/protocol.md. It must not know arrays. Next: client/exchange.py (one ps), cl
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from client.exchange import Exchange
@@ -15,7 +16,7 @@ from client.retry import Retry
 from client.session import Session
 from client.settings import Settings
 from protos import parameter_server_pb2 as pb
-from protos.errors import ParameterServerError, PushFailed
+from protos.errors import ParameterServerError, PushFailed, WaitTimeout
 
 # Beyond the wait that a ps grants: for the way there and back.
 MARGIN_S = 10.0
@@ -57,11 +58,20 @@ class Fanout:
     ) -> tuple[int, ...]:
         """Fill the receiver and return the version of each shard. first: answers already here, of a push_pull.
 
-        one_version: ask shards that lag again until all are of one version, as sync mode promises.
+        one_version: ask shards that lag again until all are of one version, as sync mode promises; WaitTimeout if they are not
+        within wait_s. False accepts what is there. `headers` are this call's own: they are told what to wait for.
         """
+        gives_up_s = time.monotonic() + wait_s
         answers = self.on_all(headers, makers, receiver, wait_s) if first is None else first
         versions = [answer.version for answer in answers]
         while one_version and len(set(versions)) > 1:
+            if time.monotonic() > gives_up_s:
+                raise WaitTimeout(
+                    field="pull",
+                    got=f"versions {tuple(versions)} after {wait_s:g} s",
+                    expected="one version of all shards",
+                    hint="The others step faster than this pull reads; the wait is set with wait_timeout_s.",
+                )
             newest = max(versions)
             behind = [index for index, version in enumerate(versions) if version < newest]
             for index in behind:
@@ -79,7 +89,7 @@ class Fanout:
         *,
         leader_first: bool,
     ) -> list[pb.Answer]:
-        """Every ps's answer to a push. PushFailed if some refused; the error itself if all did."""
+        """Every ps's answer to a push. PushFailed if some refused; the error itself, with the sequence, if all did."""
         if leader_first and len(headers) > 1:
             answers = self._push_leader_first(headers, makers, receiver, wait_s)
         else:
@@ -87,9 +97,10 @@ class Fanout:
         refused = {index: answer for index, answer in enumerate(answers) if isinstance(answer, ParameterServerError)}
         if not refused:
             return [answer for answer in answers if isinstance(answer, pb.Answer)]
-        if len(refused) == len(headers):
-            raise refused[0]
         sequence = headers[0].sequence
+        if len(refused) == len(headers):
+            refused[0].sequence = sequence  # a push_pull may have been applied before its pull half was refused
+            raise refused[0]
         raise PushFailed(
             refused=refused,
             sequence=sequence,

@@ -23,6 +23,7 @@ from pathlib import Path
 CORE_THREADS = frozenset({"event_engine", "grpc_global_tim", "lifeguard", "grpc_shutdown"})
 SETTLE_S = 0.5
 LOOK_S = 0.001
+CLOSE_S = 0.02
 _TASKS = Path("/proc/self/task")
 
 
@@ -68,10 +69,12 @@ class Gate:
         with self._condition:
             self._forking = True
             self._epoch += 1
+        empty = False
+        while not empty:  # again and again: a call that was being made when the gate closed is there only afterwards
+            self.suspend()
+            with self._condition:
+                empty = self._condition.wait_for(lambda: self._inside == 0, timeout=CLOSE_S)
         self.suspend()
-        with self._condition:
-            self._condition.wait_for(lambda: self._inside == 0)
-        self.suspend()  # what was being made when the gate closed
 
     def open(self) -> None:
         with self._condition:

@@ -1,6 +1,6 @@
 """How often, and for how long, is a broken call tried again? A frozen value; sleeping is done by whoever uses it.
 
-Reference: exponential backoff with full jitter (Brooker 2015). A push may be tried again safely because it carries a
+Reference: exponential backoff with equal jitter (Brooker 2015). A push may be tried again safely because it carries a
 sequence number: see claim 2 in docs/protocol.md.
 """
 

@@ -11,13 +11,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import secrets
 import socket
 import threading
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from client.fork import Gate, register
+from client.retry import Retry
 from client.settings import Settings
 from client.transport import Identity, Peer
 from client.watchdog import Watchdog
@@ -30,6 +33,8 @@ log = logging.getLogger("paramserver.client")
 
 # How long one attempt in the background may take: a call that finds the connection broken waits for it to end.
 REJOIN_S = 1.0
+
+_rng = random.Random()  # one for all: seeding is slow
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class Session:
         self._sequence_lock = threading.Lock()
         self._newest_sequence = 0
         self.left = False
+        self._retry = Retry(budget_s=settings.retry_budget_s)
+        self._wait_timeout_s = settings.wait_timeout_s
         self._parent_id = parent.id if parent is not None else ""
         self._run_id: str = parent._run_id if parent is not None else settings.run_id
         self._identity = Identity(
@@ -86,6 +93,23 @@ class Session:
         reply = peer.join(self._identity, self._run_id, within_s)
         self._run_id = self._run_id or reply.run_id
         return reply
+
+    def call(self, peer: Peer, name: str, request: Any, timeout_s: float | None = None) -> Any:
+        """A unary call, tried again where the connection breaks: every one of them may be made twice."""
+        delays = self._retry.delays(_rng)
+        gives_up_s = 0.0
+        while True:
+            try:
+                return peer.call(name, request, timeout_s or self._wait_timeout_s)
+            except PeerUnavailable as broken:
+                gives_up_s = gives_up_s or time.monotonic() + self._retry.budget_s
+                delay_s = next(delays, None)
+                if delay_s is None or time.monotonic() + delay_s >= gives_up_s:
+                    broken.hint = f"Gave up after trying again for {self._retry.budget_s:g} s."
+                    raise
+                time.sleep(delay_s)
+                with contextlib.suppress(PeerUnavailable):  # the next round sees the same, until the budget is spent
+                    self.rejoin(peer, gives_up_s - time.monotonic())
 
     def sequence(self, again: int | None = None) -> int:
         """The number of the next push, from 1; or `again`, if that is the number of one before."""

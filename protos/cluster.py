@@ -106,10 +106,10 @@ def parse_task(cluster: Cluster, task: Any) -> Task:
     kind = task["type"]
     if kind not in TASK_TYPES:
         raise ClusterError(field="task.type", got=repr(kind), expected=", ".join(TASK_TYPES))
-    try:
-        index = int(task.get("index", 0))
-    except (TypeError, ValueError):
-        raise ClusterError(field="task.index", got=repr(task.get("index")), expected="an integer") from None
+    number = task.get("index", 0)
+    if isinstance(number, bool) or not isinstance(number, (int, str)) or not str(number).lstrip("-").isdecimal():
+        raise ClusterError(field="task.index", got=repr(number), expected="an integer")
+    index = int(number)
     count = len(getattr(cluster, kind))
     if kind == "evaluator":
         count = max(count, 1)  # TensorFlow lets an evaluator be outside the cluster

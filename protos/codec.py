@@ -9,6 +9,7 @@ It must not know variables, rules or grpc. Next: ps/variable.py (pages at rest),
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,9 @@ PAGE_BYTES = 1 << 20
 # What one message holds at most, unless a single page of wide elements is larger.
 MESSAGE_BYTES = 1 << 20
 
+# Names of <malloc.h>.
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+
 Array = npt.NDArray[Any]
 
 TRAINABLE_DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -48,6 +52,20 @@ def dtype_of(name: str, field: str = "dtype") -> np.dtype[Any]:
         return DTYPES[name]
     except KeyError:
         raise errors.DtypeMismatch(field=field, got=name, expected=", ".join(DTYPES)) from None
+
+
+def recycle_pages() -> None:
+    """Tell the allocator to keep the memory of pages that are freed, instead of giving it back and faulting it in anew.
+
+    For programs that live on pages (ps-server, ps-worker): copying 32 MiB of pages takes a tenth of the time. Linux with
+    glibc only; elsewhere nothing happens.
+    """
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for parameter, value in ((M_MMAP_THRESHOLD, 1 << 30), (M_TRIM_THRESHOLD, (1 << 31) - 1), (M_TOP_PAD, 64 << 20)):
+            mallopt(parameter, value)
 
 
 def to_array(value: npt.ArrayLike, field: str) -> Array:

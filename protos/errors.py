@@ -41,7 +41,11 @@ from collections.abc import Mapping
 
 
 class ParameterServerError(Exception):
-    """Base of all errors. `field`, `got`, `expected`, `hint` are text; `ps` and `address` are set by the client."""
+    """Base of all errors. `field`, `got`, `expected`, `hint` are text; `ps` and `address` are set by the client.
+
+    `sequence` is set on whatever a push or push_pull raises after it was sent: push again with it, and nothing that was
+    applied is applied twice.
+    """
 
     summary = "the parameter server failed"
 
@@ -49,7 +53,8 @@ class ParameterServerError(Exception):
         self.field, self.got, self.expected, self.hint = field, str(got), str(expected), hint
         self.ps: int | None = None
         self.address: str | None = None
-        super().__init__(field, self.got, self.expected, hint)
+        self.sequence: int | None = None
+        super().__init__()
 
     def at(self, ps: int, address: str) -> ParameterServerError:
         """The same error, saying which ps it came from."""
@@ -58,6 +63,13 @@ class ParameterServerError(Exception):
 
     def attributes(self) -> dict[str, str]:
         return {"field": self.field, "got": self.got, "expected": self.expected, "hint": self.hint}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Errors cross process pools too: rebuilt with all that they carry."""
+        return _rebuild, (type(self), dict(self.__dict__))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self})"
 
     def __str__(self) -> str:
         where = f"ps {self.ps} ({self.address}): " if self.ps is not None else ""
@@ -171,9 +183,9 @@ class PushFailed(ParameterServerError):
         expected: object = "",
         hint: str = "",
     ) -> None:
+        super().__init__(field=field, got=got, expected=expected, hint=hint)
         self.refused = dict(refused or {})
         self.sequence = sequence
-        super().__init__(field=field, got=got, expected=expected, hint=hint)
 
 
 class WaitTimeout(ParameterServerError, TimeoutError):
@@ -198,6 +210,12 @@ class AddressInUse(ParameterServerError, OSError):
 
 class InternalError(ParameterServerError):
     summary = "internal error"
+
+
+def _rebuild(cls: type[ParameterServerError], attributes: dict[str, object]) -> ParameterServerError:
+    error = cls()
+    error.__dict__.update(attributes)
+    return error
 
 
 def _tree(root: type[ParameterServerError]) -> dict[str, type[ParameterServerError]]:

@@ -20,6 +20,13 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.optimization_target", "throughput"),
     ("grpc.max_receive_message_length", -1),  # a table of many variables has no size to set beforehand
     ("grpc.max_send_message_length", -1),
+    # A peer that is silent for so long, frozen or cut off without a word, has no connection any more: its lease starts.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 4_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 2_000),
 )
 
 

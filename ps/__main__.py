@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import math
+import os
 import signal
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import click
 
 from protos.cluster import Cluster, check_address, parse_cluster, parse_task, parse_tf_config
+from protos.codec import recycle_pages
 from protos.errors import AddressInUse, ClusterError, ParameterServerError
 from ps.configuration import Configuration
 from ps.consistency import MODES
@@ -89,6 +91,7 @@ def main(
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
     )
+    recycle_pages()
     try:
         description, index = _place(cluster, index)
         if rules is not None:
@@ -104,7 +107,7 @@ def main(
             lease_s=lease,
             story_dir=story_dir,
         )
-        sys.exit(asyncio.run(_serve(settings)))
+        asyncio.run(_serve(settings))
     except AddressInUse as error:
         _die(error, 3)
     except ParameterServerError as error:
@@ -115,8 +118,6 @@ def main(
 
 def _place(cluster: str | None, index: int | None) -> tuple[Cluster, int]:
     """The cluster, and which ps of it this is: from the flags, then from TF_CONFIG."""
-    import os
-
     if cluster is not None:
         text = Path(cluster[1:]).read_text(encoding="utf-8") if cluster.startswith("@") else cluster
         try:
@@ -137,7 +138,8 @@ def _place(cluster: str | None, index: int | None) -> tuple[Cluster, int]:
     return parsed, task.index
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings) -> None:
+    """Serve, and end the process: at once, also where a rule is still at work in a thread, which nobody can interrupt."""
     server = Server(settings)
     code = 0
 
@@ -160,7 +162,10 @@ async def _serve(settings: Settings) -> int:
     if code == 0 and (lost := server.lost_workers()):
         logging.error("lost without leaving: %s", ", ".join(f"worker {worker}" for worker in lost))
         code = 1
-    return code
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _die(error: Exception, code: int) -> None:

@@ -7,8 +7,11 @@ default when the model is initialised. Pure. Next: ps/consistency.py (what a mod
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from protos.errors import ConfigurationConflict
+from ps.consistency import Consistency, make_consistency
+from ps.membership import Membership
 from ps.rules import make_rule
 
 
@@ -41,6 +44,26 @@ def agree(present: Configuration, wanted: Configuration) -> Configuration:
     rule = str(pick("rule", _canonical(present.rule), _canonical(wanted.rule)))
     assert isinstance(slack, (int, type(None))) and isinstance(backup_workers, (int, type(None)))
     return Configuration(mode, slack, backup_workers, rule)
+
+
+def settle(present: Configuration, wanted: Configuration, membership: Membership[Any]) -> Configuration:
+    """What is in force once a model is initialised: both together, and defaults for what nobody said. Errors as `agree`."""
+    agreed = agree(present, wanted)
+    consistency_of(agreed, membership)
+    mode = agreed.mode or "async"
+    slack = 0 if mode == "ssp" and agreed.slack is None else agreed.slack
+    backup_workers = 0 if mode == "sync" and agreed.backup_workers is None else agreed.backup_workers
+    return Configuration(mode, slack, backup_workers, agreed.rule)
+
+
+def consistency_of(configuration: Configuration, membership: Membership[Any]) -> Consistency:
+    """The state machine of the mode; ConfigurationConflict if there is none such."""
+    return make_consistency(
+        configuration.mode or "async",
+        membership,
+        slack=configuration.slack,
+        backup_workers=configuration.backup_workers,
+    )
 
 
 def _canonical(rule: str) -> str:

@@ -121,6 +121,10 @@ class Consistency:
         """May `worker` read now? None means yes; observers (None) always may."""
         return None
 
+    def horizon(self) -> int:
+        """Rises when a pull that had to wait may have become possible: nobody need look again before."""
+        return 0
+
     def joined(self, worker: int) -> None:
         """A process has taken this index: a newcomer starts level with the slowest, or it would hold everyone up."""
         others = [self.clocks.get(other, 0) for other in self.membership.counted() if other != worker]
@@ -185,6 +189,14 @@ class Sync(Consistency):
             self.clocks[worker] -= 1  # its iteration came to nothing, and it may do it again
         self._begin_step()
 
+    def pass_over(self, worker: int) -> None:
+        """Its gradient for the present version cannot come any more: ask `due` whether that completes the step."""
+        if worker not in self.contributors:
+            self.passed_over.add(worker)
+
+    def horizon(self) -> int:
+        return self.version
+
     def _begin_step(self) -> None:
         self.contributors.clear()
         self.passed_over.clear()
@@ -203,6 +215,9 @@ class Ssp(Consistency):
     """Apply on arrival, but no worker reads while its clock leads the slowest by more than `slack`."""
 
     slack: int = 0
+
+    def horizon(self) -> int:
+        return min((self.clocks.get(worker, 0) for worker in self.membership.counted()), default=0)
 
     def pull(self, worker: int | None) -> Wait | None:
         if worker is None:

@@ -59,6 +59,7 @@ class LocalCluster:
         )
         self.cluster: dict[str, list[str]] = {}
         self._servers: list[Server] = []
+        self._runs: list[asyncio.Future[str]] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="local-cluster", daemon=True)
 

@@ -29,6 +29,7 @@ class Session(Generic[T]):
     """One client in one process. worker is None for an observer.
 
     forked: a child of the worker's process, which shares its index and comes and goes without the worker doing so.
+    disconnected_at_s: of a forked one, since when it has no connection.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Session(Generic[T]):
     generation: int
     origin: str
     forked: bool = False
+    disconnected_at_s: float | None = None
     connections: int = 1
     answers: OrderedDict[int, T] = field(default_factory=OrderedDict)
     forgotten_through: int = 0
@@ -132,10 +134,10 @@ class Membership(Generic[T]):
     def join(self, facts: JoinFacts) -> Session[T]:
         """A client wants in. The session that it gets, or a typed error and no change."""
         self._check(facts)
-        self.run_id = self.run_id or facts.run_id
         known = self.sessions.get(facts.session) or self._found_again(facts.session)
         if known is not None:  # the same process again, after its connection broke
             known.connections += 1
+            known.disconnected_at_s = None
             if known.worker is not None and not known.forked:
                 self._activate(known.worker, known.origin)
             return known
@@ -151,6 +153,7 @@ class Membership(Generic[T]):
             session.forked = forked
             session.generation = member.generation = member.generation + 1
         self.sessions[facts.session] = session
+        self.run_id = self.run_id or facts.run_id
         return session
 
     def _activate(self, worker: int, origin: str) -> None:
@@ -230,7 +233,9 @@ class Membership(Generic[T]):
             return
         if session.worker is None:
             self._end(session)
-        elif not session.forked:
+        elif session.forked:
+            session.disconnected_at_s = now_s
+        else:
             self.members[session.worker].disconnected_at_s = now_s
 
     def leave(self, session_id: str, reason: str) -> int | None:
@@ -255,6 +260,10 @@ class Membership(Generic[T]):
             for session in self._of(index):
                 self._lost[session.id] = self.sessions.pop(session.id)
             self._count_out(index, "lost", "its connection was gone")
+        gone = [session for session in self.sessions.values() if session.disconnected_at_s is not None]
+        for child in gone:
+            if child.disconnected_at_s is not None and now_s - child.disconnected_at_s > lease_s:
+                self._end(child)  # it ended without a word, as forked children do
         return lost
 
     def _of(self, worker: int) -> list[Session[T]]:

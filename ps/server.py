@@ -23,12 +23,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
 from protos.codec import PROTOCOL_VERSION
-from protos.errors import AddressInUse
+from protos.errors import AddressInUse, ClusterError
 from protos.service import OPTIONS, SERVICE
+from ps.accounting import PushResult
 from ps.configuration import Configuration
 from ps.membership import Membership
 from ps.servicer import Servicer
-from ps.shard import PushResult, Shard
+from ps.shard import Shard
 from ps.story import Event, Story
 
 log = logging.getLogger("paramserver.ps")
@@ -95,7 +96,11 @@ class Server:
         try:
             _check_free(bind)
             port: int = self._server.add_insecure_port(bind)
+        except socket.gaierror as error:
+            raise _not_ours(bind, error) from error
         except (OSError, RuntimeError) as error:
+            if getattr(error, "errno", None) == errno.EADDRNOTAVAIL:
+                raise _not_ours(bind, error) from error
             raise AddressInUse(
                 field=f"ps {self.settings.index}",
                 got=f"{bind} ({_short(error)})",
@@ -155,7 +160,8 @@ class Server:
             return False
         if self._done_at_s is None:
             self._done_at_s = time.monotonic()
-        return not self.shard.membership.observed() or time.monotonic() - self._done_at_s > LINGER_S
+        lingered = time.monotonic() - self._done_at_s > LINGER_S and not self.shard.observers_reading
+        return lingered or not self.shard.membership.observed()
 
     def summary(self) -> str:
         """What became of it all, for the last line of the log."""
@@ -172,6 +178,15 @@ class Server:
             log.info(_SAID[event.kind].format(event=event, reason=f" ({event.reason})" if event.reason else ""))
         if self._story_file is not None:
             self._story_file.write(event.to_json() + "\n")
+
+
+def _not_ours(bind: str, error: Exception) -> ClusterError:
+    return ClusterError(
+        field="address to listen on",
+        got=f"{bind} ({_short(error)})",
+        expected="an address of this machine",
+        hint="Where the address that others know is not this machine's own, give --bind 0.0.0.0:PORT.",
+    )
 
 
 def _check_free(address: str) -> None:

@@ -24,12 +24,13 @@ from protos import status
 from protos.codec import PROTOCOL_VERSION, batches, dtype_of, sparse_blocks
 from protos.errors import InternalError, InvalidInput, NotJoined, ParameterServerError, ServerStopping, UnknownVariable
 from protos.service import METHODS, SERVICE
+from ps.accounting import PushResult
 from ps.configuration import Configuration
 from ps.consistency import Seat
 from ps.initialization import Declaration
 from ps.intake import Intake, partition_key, partition_message
 from ps.membership import JoinFacts, Session
-from ps.shard import PushResult, Shard
+from ps.shard import Shard
 from ps.variable import Indices, Partition, ShardState
 
 log = logging.getLogger("paramserver.ps")
@@ -210,11 +211,14 @@ class Servicer:
                     log.exception("internal error in %s", operation)
                     error = InternalError(field="exchange", got=f"{type(bug).__name__}: {bug}", expected="an answer")
             if error is not None:
+                operation = None
                 log.debug("refused: %s", error)
                 await context.write(pb.Reply(error=status.to_message(error), last=True))
                 continue
-            for group, last in batches(blocks):
-                await context.write(pb.Reply(answer=answer, blocks=group, last=last))
+            with self.shard.reading(operation.session if operation is not None else None):
+                for group, last in batches(blocks):
+                    await context.write(pb.Reply(answer=answer, blocks=group, last=last))
+            operation, blocks = None, iter(())  # a stream at rest holds no gradient and no old state
 
 
 class _Operation:

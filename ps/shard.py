@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from protos.errors import (
     InitConflict,
@@ -27,11 +28,13 @@ from protos.errors import (
     WaitTimeout,
 )
 from ps import aggregation
+from ps.accounting import Counters, PushResult
 from ps.apply import apply, with_slots
-from ps.configuration import Configuration, agree
-from ps.consistency import Apply, Buffer, Complete, Consistency, Refuse, Seat, Stale, Sync, Wait, make_consistency
+from ps.configuration import Configuration, consistency_of, settle
+from ps.consistency import Apply, Buffer, Complete, Consistency, Refuse, Seat, Stale, Sync, Wait
 from ps.initialization import Declaration, Initialization
 from ps.membership import JoinFacts, Membership, Session
+from ps.read_states import ReadStates
 from ps.rules import UpdateRule, make_rule
 from ps.story import Event, Story
 from ps.variable import Gradients, Paged, Partition, ShardState
@@ -42,27 +45,7 @@ INLINE_BYTES = 1 << 18
 INLINE_PARTITIONS = 64
 
 
-@dataclass(frozen=True)
-class PushResult:
-    """What became of a push. first: for a duplicate, what became of it when it first came."""
-
-    outcome: str
-    staleness: int
-    version: int
-    first: str = ""
-
-
-@dataclass
-class Counters:
-    """Since the start of this ps. sent = applied + stale + duplicate + buffered (now)."""
-
-    sent: int = 0
-    applied: int = 0
-    buffered: int = 0
-    stale: int = 0
-    duplicate: int = 0
-    refused: int = 0
-    pulls: int = 0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -95,14 +78,16 @@ class Shard:
         self.counters = Counters()
         self.pending: dict[int, _Contribution] = {}
         self.stopping: str = ""
+        self.observers_reading = 0
         self._turn = asyncio.Lock()
         self._waiters = Waiters()
-        self._read_states: dict[str, dict[int, ShardState]] = {}
+        self._read_states = ReadStates()
         self._failed_steps: dict[str, RuleFailed] = {}
+        self._joined_at: dict[str, int] = {}
         if self.configuration.mode:
-            self._make_consistency(
-                self.configuration
-            )  # a mode that cannot be is refused at start, not at the first init
+            consistency_of(
+                self.configuration, self.membership
+            )  # what cannot be is refused at start, not at the first init
 
     def __repr__(self) -> str:
         version = self.state.version if self.state else None
@@ -124,24 +109,21 @@ class Shard:
                 self.consistency.joined(session.worker)
                 self._waiters.wake()  # a newcomer starts level with the slowest: who waited for its index may go on
             self._tell("join", worker=session.worker, generation=session.generation)
+            self._joined_at[session.id] = self.state.version if self.state is not None else 0
         return session
 
     async def leave(self, session_id: str, reason: str) -> None:
-        """The session is done; if it was a worker's, those who wait for it go on without."""
-        self.initialization.abandoned(session_id)
+        """The session is done; if it was a worker's, those who wait for it go on without. Runs to its end once begun."""
         worker = self.membership.leave(session_id, reason)
         self._drop_what_is_nobodys()
         if worker is not None:
             self._tell("leave", worker=worker, reason=reason)
-            await self._step_if_due()
-        self._waiters.wake()
+        await _to_its_end(self._step_if_due())
 
     def disconnected(self, session_id: str) -> None:
         """A connection broke. The lease decides later whether the worker is lost."""
         self.membership.disconnected(session_id, self.clock())
         self._drop_what_is_nobodys()
-        self.initialization.abandoned(session_id)
-        self._waiters.wake()
 
     async def expire(self, lease_s: float) -> list[int]:
         """Count out the workers whose connection has been gone for longer than the lease, and return them."""
@@ -151,18 +133,23 @@ class Shard:
             self._tell("lost", worker=worker, reason=self.membership.members[worker].reason)
         if lost:
             await self._step_if_due()
-            self._waiters.wake()
-            self.initialization.wake()
         return lost
 
     def _drop_what_is_nobodys(self) -> None:
-        for kept in (self._read_states, self._failed_steps):
+        """Sessions may have ended: what was kept for them, the right to initialise included, is free."""
+        self._read_states.keep_only(self.membership.sessions)
+        for kept in (self._failed_steps, self._joined_at):
             for session_id in kept.keys() - self.membership.sessions.keys():
                 del kept[session_id]
+        if self.initialization.granted_to not in self.membership.sessions:
+            self.initialization.abandoned(self.initialization.granted_to)
+        self.initialization.wake()
+        self._waiters.wake()
 
     async def _step_if_due(self) -> None:
         async with self._turn:
             await self._due_step()
+        self._waiters.wake()
 
     async def _due_step(self) -> None:
         """Complete the step if nobody is missing any more. Its failure is told to those whose gradients it was made of."""
@@ -172,31 +159,13 @@ class Shard:
 
     # -- initialisation ----------------------------------------------------------------------------------------------
 
-    def check_configuration(self, wanted: Configuration) -> Configuration:
-        """What the job's configuration is if `wanted` is added to what is known; a conflict is an error that says both."""
-        agreed = agree(self.configuration, wanted)
-        rule = make_rule(agreed.rule) if agreed.rule else None
-        self._make_consistency(agreed)
-        mode = agreed.mode or "async"
-        slack = 0 if mode == "ssp" and agreed.slack is None else agreed.slack
-        backup_workers = 0 if mode == "sync" and agreed.backup_workers is None else agreed.backup_workers
-        return Configuration(mode, slack, backup_workers, rule.spec() if rule else "")
-
-    def _make_consistency(self, configuration: Configuration) -> Consistency:
-        return make_consistency(
-            configuration.mode or "async",
-            self.membership,
-            slack=configuration.slack,
-            backup_workers=configuration.backup_workers,
-        )
-
     async def begin_init(
         self, session_id: str, wanted: Configuration, declaration: Declaration, after_chief: bool, wait_s: float
     ) -> tuple[int, Configuration, bool]:
         """May this session initialise the model? (grant or 0, the configuration in force, whether the rule is elementwise)."""
         self._check_running()
         session = self._worker_session(session_id, "init")
-        configuration = self.check_configuration(wanted)
+        configuration = settle(self.configuration, wanted, self.membership)
         rule = make_rule(configuration.rule) if configuration.rule else None
         if rule is None and any(trainable for *_, trainable in declaration.variables):
             raise _no_rule()
@@ -206,12 +175,14 @@ class Shard:
             return not after_chief or session.worker == 0 or chief in ("left", "lost")
 
         def missing(granted_to: str) -> str:
-            worker = self.membership.session(granted_to).worker if granted_to else 0  # the chief, where nobody holds it
-            return self.membership.describe(worker or 0)
+            session = self.membership.sessions.get(granted_to)
+            return self.membership.describe((session.worker if session else 0) or 0)  # the chief, where nobody holds it
 
         ask = self.initialization.ask
         grant = await ask(session_id, declaration, self._check_running, wait_s, in_turn=in_turn, missing=missing)
-        configuration = self.check_configuration(wanted)  # again: who initialised meanwhile may have said otherwise
+        configuration = settle(
+            self.configuration, wanted, self.membership
+        )  # again: who initialised meanwhile may have said otherwise
         return grant, configuration, rule is None or rule.elementwise
 
     async def initialize(
@@ -226,7 +197,7 @@ class Shard:
                 raise InitConflict(
                     field="init", got=f"grant {grant}", expected="one initialiser", hint="Pull the values."
                 )
-            configuration = self.check_configuration(wanted)
+            configuration = settle(self.configuration, wanted, self.membership)
             rule = make_rule(configuration.rule) if configuration.rule else None
             if rule is None and any(partition.key.trainable for partition in partitions):
                 raise _no_rule()
@@ -234,7 +205,7 @@ class Shard:
                 partitions = [with_slots(partition, rule) for partition in partitions]
             self.state = ShardState(0, tuple(partitions))
             self.configuration, self.rule = configuration, rule
-            self.consistency = self._make_consistency(configuration)
+            self.consistency = consistency_of(configuration, self.membership)
             self.initialization.accept(grant, session_id)
             self._tell("init", worker=session.worker, names=tuple(str(partition.key) for partition in partitions))
             self._waiters.wake()
@@ -254,6 +225,8 @@ class Shard:
         """The state this worker may read now, once the mode lets it."""
         self._check_running()
         state = self.ready_state()
+        if at_least > state.version and self._came_too_late(session):
+            await _to_its_end(self._pass_over(session))
         if self.consistency is not None and (at_least > state.version or self.consistency.pull(session.worker)):
             left = await self._waiters.until(session.worker, lambda: self._must_wait(session, at_least), wait_s)
             if left is not None:
@@ -262,9 +235,24 @@ class Shard:
         if (failure := self._failed_steps.pop(session.id, None)) is not None:
             raise failure
         self.counters.pulls += 1
-        if self.rule is not None and self.rule.needs_read_value:
-            self._read_states[session.id] = {state.version: state}
+        if self.rule is not None and self.rule.needs_read_value and session.worker is not None:
+            self._read_states.remember(session.id, state)
         return state
+
+    def _came_too_late(self, session: Session[PushResult]) -> bool:
+        """Whether another process had this index when the present step began: it may have pushed to other ps only.
+
+        They have completed the step then, and this one must not wait for a gradient that can no longer come.
+        """
+        joined_at = self._joined_at.get(session.id)
+        return session.generation > 1 and not session.forked and joined_at == self.ready_state().version
+
+    async def _pass_over(self, session: Session[PushResult]) -> None:
+        async with self._turn:
+            if isinstance(self.consistency, Sync) and session.worker is not None and self._came_too_late(session):
+                self.consistency.pass_over(session.worker)
+                await self._due_step()
+        self._waiters.wake()
 
     def _must_wait(self, session: Session[PushResult], at_least: int) -> Wait | None:
         assert self.consistency is not None
@@ -291,13 +279,23 @@ class Shard:
         """What each waiting worker waits for, for the status."""
         return {worker: self._describe(wait) for worker, wait in self._waiters.by_worker().items()}
 
+    @contextlib.contextmanager
+    def reading(self, session: Session[PushResult] | None) -> Iterator[None]:
+        """While values are on their way. A ps whose work is done stays for observers that read."""
+        observer = session is not None and session.worker is None
+        self.observers_reading += observer
+        try:
+            yield
+        finally:
+            self.observers_reading -= observer
+
     # -- changing ----------------------------------------------------------------------------------------------------
 
     async def push(
         self, session: Session[PushResult], sequence: int, version: int, gradients: Gradients, seat: Seat
     ) -> PushResult:
         """Take one gradient. Runs to its end once begun: a caller that goes away cannot leave a step half made."""
-        return await asyncio.shield(asyncio.ensure_future(self._push(session, sequence, version, gradients, seat)))
+        return await _to_its_end(self._push(session, sequence, version, gradients, seat))
 
     async def _push(
         self, session: Session[PushResult], sequence: int, version: int, gradients: Gradients, seat: Seat
@@ -307,7 +305,7 @@ class Shard:
             self._worker_session(session.id, "push")
             self.ready_state()
             if (first := session.answers.get(sequence)) is not None:
-                return self._count(session, sequence, first, duplicate=True)
+                return self.counters.count_again(first)
             if sequence <= session.forgotten_through:
                 raise InvalidInput(
                     field="sequence",
@@ -326,6 +324,7 @@ class Shard:
         assert self.consistency is not None
         assert self.state is not None
         assert session.worker is not None
+        before = self.consistency.horizon()
         decision = self.consistency.push(session.worker, version, seat)
         if isinstance(decision, Refuse):
             raise decision.error
@@ -341,12 +340,14 @@ class Shard:
             result = PushResult("applied", 0, self.state.version)
         else:
             assert isinstance(decision, Apply)
-            read_state = self._read_state(session, version)
+            read_state = None
+            if self.rule is not None and self.rule.needs_read_value:
+                read_state = self._read_states.of(session.id, version, self.state, self.rule)
             only = {session.worker: gradients}
             self.state = await self._compute(only, decision.staleness, session.worker, read_state)
             self.consistency.applied(session.worker)
             result = PushResult("applied", decision.staleness, self.state.version)
-        self._count(session, sequence, result)
+        self.counters.count(session, sequence, result)
         self._tell(
             "push",
             worker=session.worker,
@@ -356,7 +357,8 @@ class Shard:
             outcome=result.outcome,
             staleness=result.staleness,
         )
-        self._waiters.wake()
+        if self.consistency.horizon() != before:
+            self._waiters.wake()
         return result
 
     async def _step(self, completed_by: str = "") -> None:
@@ -370,21 +372,18 @@ class Shard:
         try:
             contributions = {worker: item.gradients for worker, item in pending.items()}
             self.state = await self._compute(contributions, 0, None, self.state)
-        except RuleFailed as failure:
-            self.counters.sent -= self.counters.buffered
-            self.counters.refused += self.counters.buffered
-            self.counters.buffered = 0
+        except Exception as error:
+            failure = error if isinstance(error, RuleFailed) else _step_failed(error)
+            self.counters.step_failed()
             self.consistency.failed()
             for item in pending.values():  # it came to nothing: sent again, it is no duplicate
                 item.session.answers.pop(item.sequence, None)
             buffered = [item.session.id for item in pending.values() if item.session.id != completed_by]
             self._failed_steps.update(dict.fromkeys(buffered, failure))
             self._drop_what_is_nobodys()
-            self._waiters.wake()
-            raise
+            raise failure from error
         self.consistency.applied()
-        self.counters.applied += self.counters.buffered
-        self.counters.buffered = 0
+        self.counters.step_applied()
         order = sorted(pending)
         self._tell(
             "step",
@@ -414,22 +413,6 @@ class Shard:
         if rule.quick and len(touched) <= INLINE_PARTITIONS and sum(touched) <= INLINE_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(None, work)
-
-    def _read_state(self, session: Session[PushResult], version: int) -> ShardState | None:
-        """The state of the version a gradient was computed at, for rules that ask for it."""
-        if self.rule is None or not self.rule.needs_read_value or self.state is None:
-            return None
-        state = self._read_states.get(session.id, {}).get(version)
-        if state is None and version == self.state.version:
-            return self.state
-        if state is None:
-            raise RuleError(
-                field=f"rule {self.rule.name}",
-                got=f"a gradient of version {version}, which this worker did not pull last",
-                expected="the version of its last pull: the rule needs the value read",
-                hint="Pull, compute, push.",
-            )
-        return state
 
     async def assign(self, session: Session[PushResult], values: dict[int, Paged]) -> int:
         """Set values without a rule; version and slots stay."""
@@ -463,20 +446,20 @@ class Shard:
 
     # -- small things ------------------------------------------------------------------------------------------------
 
-    def _count(
-        self, session: Session[PushResult], sequence: int, result: PushResult, duplicate: bool = False
-    ) -> PushResult:
-        self.counters.sent += 1
-        if duplicate:
-            self.counters.duplicate += 1
-            return PushResult("duplicate", result.staleness, result.version, first=result.outcome)
-        setattr(self.counters, result.outcome, getattr(self.counters, result.outcome) + 1)
-        session.remember(sequence, result)
-        return result
-
     def _tell(self, kind: str, **fields: object) -> None:
         version = self.state.version if self.state is not None else 0
         self.story.tell(Event(kind, version, **fields))  # type: ignore[arg-type]
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`; if the caller goes away meanwhile, it runs on: nothing is left half done."""
+    return await asyncio.shield(asyncio.ensure_future(work))
+
+
+def _step_failed(error: Exception) -> RuleFailed:
+    return RuleFailed(
+        field="step", got=f"{type(error).__name__}: {error}", expected="the mean of its gradients", hint="Push again."
+    )
 
 
 def _no_rule() -> RuleError:

@@ -1,8 +1,8 @@
 """What happened on this shard, in order? The event log that tests, lessons and replays read.
 
 One line of JSON an event. A push says who pushed what, computed at which version, and what became of it; a step (sync
-mode) says whose gradients it is the mean of. `version` is always the version after the event. It holds no values: those
-follow from the gradients and this order.
+mode) says whose gradients it is the mean of, and comes just before the push that completed it. `version` is always the
+version after the event. It holds no values: those follow from the gradients and this order.
 """
 
 from __future__ import annotations

@@ -82,7 +82,9 @@ class Paged:
             copies[page] = self.pages[page].copy()
             copies[page].reshape(-1, row)[chosen] = rows[places]
         for page, part, where, columns in self._stretches_of_long_rows(indices, row):
-            copies.setdefault(page, self.pages[page].copy())[part] = rows[where, columns]
+            if page not in copies:
+                copies[page] = self.pages[page].copy()
+            copies[page][part] = rows[where, columns]
         pages = tuple(frozen(copies[page]) if page in copies else old for page, old in enumerate(self.pages))
         return Paged(self.shape, self.dtype, pages)
 
@@ -92,9 +94,10 @@ class Paged:
             return
         rows_per_page = len(self.pages[0]) // row  # every page but the last has the size of the first
         page_of = indices // rows_per_page
-        for page in np.unique(page_of):
-            where = np.flatnonzero(page_of == page)
-            yield int(page), indices[where] - page * rows_per_page, where
+        order = np.argsort(page_of, kind="stable")
+        for where in np.split(order, np.flatnonzero(np.diff(page_of[order])) + 1):
+            page = int(page_of[where[0]])
+            yield page, indices[where] - page * rows_per_page, where
 
     def _stretches_of_long_rows(self, indices: Indices, row: int) -> Iterator[tuple[int, slice, int, slice]]:
         """(page, elements within it, position in `indices`, columns) where a row is longer than a page."""

@@ -23,7 +23,7 @@ class Waiters:
     """The calls that wait. Used on one event loop only."""
 
     def __init__(self) -> None:
-        self._waiters: list[_Waiter] = []
+        self._waiters: dict[int, _Waiter] = {}
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -34,23 +34,22 @@ class Waiters:
         deadline_s = loop.time() + wait_s
         while (wait := must_wait()) is not None:
             waiter = _Waiter(worker, wait, loop.create_future())
-            self._waiters.append(waiter)
+            self._waiters[id(waiter)] = waiter
             try:
                 await asyncio.wait_for(waiter.future, max(0.0, deadline_s - loop.time()))
             except asyncio.TimeoutError:
                 return must_wait()
             finally:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
+                self._waiters.pop(id(waiter), None)
         return None
 
     def wake(self) -> None:
         """Something has happened: let everybody look again."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
+        waiters, self._waiters = self._waiters, {}
+        for waiter in waiters.values():
             if not waiter.future.done():
                 waiter.future.set_result(None)
 
     def by_worker(self) -> dict[int, Wait]:
         """What each waiting worker waits for."""
-        return {waiter.worker: waiter.wait for waiter in self._waiters if waiter.worker is not None}
+        return {waiter.worker: waiter.wait for waiter in self._waiters.values() if waiter.worker is not None}

@@ -13,9 +13,11 @@ import traceback
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from client.settings import resolve
 from protos.cluster import parse_tf_config
+from protos.codec import recycle_pages
 from protos.errors import (
     ClusterError,
     Conflict,
@@ -118,9 +120,14 @@ def main(
 
     Each option can be set by an environment variable too: PARAMSERVER_STEPS for --steps, and so on. A flag comes first.
     """
+    source = click.get_current_context().get_parameter_source
+    if source("steps") is not source("epochs"):  # one by flag, the other by environment: the flag comes first
+        steps = None if source("epochs") is ParameterSource.COMMANDLINE else steps
+        epochs = None if source("steps") is ParameterSource.COMMANDLINE else epochs
     if steps is not None and epochs is not None:
         raise click.UsageError(f"got --steps {steps} and --epochs {epochs}, expected one of them")
     stopping = Stopping()
+    recycle_pages()
     try:
         cluster, task = parse_tf_config(os.environ.get("TF_CONFIG"))
         if task.type == "ps":

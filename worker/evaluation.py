@@ -83,8 +83,11 @@ def final_values(observer: Client, *, fallback: Values | None = None, wait_timeo
         return fallback
 
 
-def follow(observer: Client, evaluate: Callable[[Values], None], *, period_s: float, wait_timeout_s: float) -> None:
-    """Call evaluate(values) on the newest values, at most every period_s, until every worker has left; then a last time."""
+def follow(observer: Client, evaluate: Callable[[Values], None], *, period_s: float, wait_timeout_s: float) -> bool:
+    """Call evaluate(values) on the newest values, at most every period_s, until every worker has left; then a last time.
+
+    Returns whether there was a last time: False if the ps ended before.
+    """
     watch = Watch(observer, wait_timeout_s)
     evaluated: int | None = None
     due_s = time.monotonic()
@@ -94,9 +97,10 @@ def follow(observer: Client, evaluate: Callable[[Values], None], *, period_s: fl
             try:
                 values = observer.pull()
             except GONE:
-                return
+                return False
             evaluate(values)
             evaluated, due_s = values.step, time.monotonic() + period_s
         if state == "ended":
-            return
+            return True
         time.sleep(POLL_S)
+    return False

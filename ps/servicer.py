@@ -201,8 +201,8 @@ class Servicer:
                 request = await context.read()
                 if request is grpc.aio.EOF:
                     return
+            del request
             if operation is not None and error is None:
-                del request
                 try:
                     answer, blocks = await operation.perform()
                 except ParameterServerError as refusal:
@@ -211,9 +211,9 @@ class Servicer:
                     log.exception("internal error in %s", operation)
                     error = InternalError(field="exchange", got=f"{type(bug).__name__}: {bug}", expected="an answer")
             if error is not None:
-                operation = None
                 log.debug("refused: %s", error)
                 await context.write(pb.Reply(error=status.to_message(error), last=True))
+                operation, error = None, None  # an error's traceback holds the gradient too
                 continue
             with self.shard.reading(operation.session if operation is not None else None):
                 for group, last in batches(blocks):

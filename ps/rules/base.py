@@ -12,6 +12,7 @@ import dataclasses
 import importlib.util
 import math
 import sys
+import types
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -111,11 +112,13 @@ def register(name: str) -> Callable[[type[R]], type[R]]:
             )
         hints = typing.get_type_hints(made)
         for field in dataclasses.fields(made):
-            kinds = set(typing.get_args(hints[field.name]) or (hints[field.name],))
+            hint = hints[field.name]
+            either = typing.get_origin(hint) in (Union, types.UnionType)
+            kinds = set(typing.get_args(hint)) if either else {hint}
             if not kinds <= _FIELD_TYPES:
                 raise RuleError(
                     field=f"rule {name}, field {field.name}",
-                    got=str(hints[field.name]),
+                    got=str(hint),
                     expected="bool, int, float, str, or one of them or None: what a command line can say",
                 )
         if isinstance(made.slots, str):

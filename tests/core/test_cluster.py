@@ -118,6 +118,8 @@ BAD: list[tuple[Any, str, str, str]] = [
     ({"cluster": {"ps": PS}, "task": {"type": "ps", "index": -1}}, "task.index", "ps -1", "0 to 1"),
     ({"cluster": {"ps": PS}, "task": {"type": "ps", "index": "x"}}, "task.index", "'x'", "an integer"),
     ({"cluster": {"ps": PS}, "task": {"type": "ps", "index": None}}, "task.index", "None", "an integer"),
+    ({"cluster": {"ps": PS}, "task": {"type": "ps", "index": 1.9}}, "task.index", "1.9", "an integer"),
+    ({"cluster": {"ps": PS}, "task": {"type": "ps", "index": True}}, "task.index", "True", "an integer"),
     (
         {"cluster": {"ps": PS}, "task": {"type": "worker", "index": 0}},
         "task.index",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import copy
+import pickle
 import re
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -65,6 +68,28 @@ def test_an_error_keeps_its_class_and_its_text_over_the_wire(cls: type[Parameter
     assert back.attributes() == TEXT
     assert (back.field, back.got, back.expected, back.hint) == tuple(TEXT.values())
     assert (back.ps, back.address) == (None, None)  # who received it knows from where
+
+
+@pytest.mark.parametrize("through", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
+@pytest.mark.parametrize("cls", CLASSES)
+def test_an_error_keeps_all_that_it_carries_through_a_copy_and_a_process_pool(
+    cls: type[ParameterServerError], through: Callable[[Any], Any]
+) -> None:
+    error = cls(**TEXT).at(1, "10.0.0.1:2222")
+    error.sequence = 7
+    back = through(error)
+    assert type(back) is cls
+    assert vars(back) == vars(error)
+    assert str(back) == str(error)
+
+
+def test_also_what_each_ps_refused() -> None:
+    # claim 12
+    error = PushFailed(refused={1: errors.RuleFailed(**TEXT).at(1, "b:1")}, sequence=7, field="push")
+    back = pickle.loads(pickle.dumps(error))
+    assert (back.sequence, str(back), list(back.refused)) == (7, str(error), [1])
+    assert type(back.refused[1]) is errors.RuleFailed
+    assert vars(back.refused[1]) == vars(error.refused[1])
 
 
 def test_what_is_got_and_expected_is_text_whatever_it_was() -> None:

@@ -114,6 +114,17 @@ def test_fields_may_be_integers_text_and_optional(registry: Any) -> None:
         assert caught.value.expected == "int"
 
 
+@pytest.mark.parametrize("value", ["l1,l2", " l1", "l1 "])
+def test_text_that_a_spec_could_not_say_is_refused_by_name(registry: Any, value: str) -> None:
+    @register("odd")
+    class Odd(UpdateRule):
+        norm: str = "l2"
+
+    with pytest.raises(RuleError) as caught:
+        make_rule({"name": "odd", "norm": value})
+    assert (caught.value.field, caught.value.got) == ("rule odd, argument norm", repr(value))
+
+
 def test_a_rule_may_refuse_its_arguments(registry: Any) -> None:
     @register("proud")
     class Proud(UpdateRule):
@@ -152,6 +163,12 @@ def slots_that_are_text() -> None:
         slots = "velocity"  # type: ignore[assignment]
 
 
+def a_field_that_no_command_line_can_say() -> None:
+    @register("bad")
+    class Bad(UpdateRule):
+        betas: tuple[float, float] = (0.9, 0.99)
+
+
 def a_field_without_default() -> None:
     @register("bad")
     class Bad(UpdateRule):
@@ -174,6 +191,7 @@ def no_rule_at_all() -> None:
     [
         (slots_with_annotation, "slots as a field"),
         (slots_that_are_text, "'velocity'"),
+        (a_field_that_no_command_line_can_say, "tuple[float, float]"),
         (a_field_without_default, "non-default argument"),
         (registered_twice, "Bad: "),
         (no_rule_at_all, "<class 'int'>"),

@@ -166,6 +166,13 @@ def test_a_name_with_two_addresses_is_in_use_if_one_of_them_is(programs: Program
         refusal(server, 3, "AddressInUse", f"got {address}", "Address already in use")
 
 
+def test_an_address_of_another_machine_is_no_taken_port_and_names_bind(programs: Programs) -> None:
+    address = "192.0.2.1:2222"  # kept for documentation: nobody's
+    server = programs.server(env={"TF_CONFIG": config("ps", ps=[address], worker=[WORKER])})
+    said = refusal(server, 2, f"got {address}", "an address of this machine", "--bind 0.0.0.0:PORT")
+    assert "AddressInUse" not in said
+
+
 def test_a_ps_that_cannot_start_leaves_the_story_of_the_running_one_alone(programs: Programs, tmp_path: Path) -> None:
     cluster = free_cluster()
     (first,) = programs.servers(cluster, "--story-dir", "stories")

@@ -142,6 +142,46 @@ def test_a_ps_that_is_stopped_while_its_clients_are_at_rest_says_one_line_about_
     assert "ERROR" not in server.stderr
 
 
+def test_a_ps_ends_in_time_though_a_rule_never_returns(programs: Programs) -> None:  # claim 10
+    cluster = free_cluster()
+    rules = programs.file(
+        "import threading\n"
+        "from ps.rules import UpdateRule, register\n"
+        "@register('endless')\n"
+        "class Endless(UpdateRule):\n"
+        "    def update(self, ctx, value, grad):\n"
+        "        print('the rule is at work', flush=True)\n"
+        "        threading.Event().wait()\n"
+    )
+    (server,) = programs.servers(cluster, "--rules", str(rules), "--rule", "endless")
+    worker = client.connect(cluster, worker=0, retry_budget_s=0.1)
+    worker.init(ZEROS)
+    pushing = Task(lambda: worker.push(ONES))
+    server.expect("the rule is at work")
+    server.signal(signal.SIGTERM)
+    assert server.wait(timeout_s=20) == 128 + signal.SIGTERM
+    assert "ps 0 ends: stopped by SIGTERM" in server.stderr
+    pushing.error(errors.Unavailable)
+    assert_nothing_left(programs, cluster["ps"])
+
+
+@pytest.mark.slow
+def test_a_frozen_worker_is_lost_and_the_barrier_goes_on_without_it(programs: Programs) -> None:  # claim 4
+    # Its connection is never closed: only keepalive notices. That takes its 5 + 10 s, and the lease another.
+    cluster = free_cluster(workers=2)
+    (server,) = programs.servers(cluster, "--mode", "sync", "--rule", "sgd:learning_rate=1", "--lease", "1")
+    frozen = programs.python(programs.file(STUCK), name="worker 1", env={"TF_CONFIG": task(cluster, "worker", 1)})
+    with client.connect(cluster, worker=0) as worker:
+        worker.init(ZEROS)
+        frozen.expect("worker 1 goes on")
+        frozen.signal(signal.SIGSTOP)
+        values, result = Task(lambda: worker.push_pull(ONES)).result()
+        assert (result.outcome, values["w"].tolist()) == ("applied", [-1, -1, -1])
+        assert [each["state"] for each in worker.status()["workers"]] == ["active", "lost"]
+    assert server.wait() == 1
+    assert "lost without leaving: worker 1" in server.stderr
+
+
 def test_a_second_ctrl_c_does_not_break_the_first(programs: Programs) -> None:
     cluster = free_cluster(workers=2)
     (server,) = programs.servers(cluster)

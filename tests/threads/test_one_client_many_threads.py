@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import client
 import ps
 from protos.errors import AlreadyPushed, NotJoined, ParameterServerError
+from ps.rules import UpdateRule, register
 from tests.harness.state import counters_add_up
 from tests.harness.threads import HANGS_S, Task, together, until
 
@@ -106,6 +108,36 @@ def test_one_thread_waits_for_the_slowest_while_another_pushes_in_ssp() -> None:
         assert pull.running
         slow.push({})
         assert pull.result(HANGS_S).step == 4
+
+
+@register("compensating")
+class Compensating(UpdateRule):
+    """Delay-compensated descent in its simplest form: it asks for the value that was read."""
+
+    needs_read_value = True
+
+    def update(self, ctx: Any, value: Any, grad: Any) -> Any:
+        return value - grad * (1 + 0 * (value - ctx.read_value))
+
+
+def test_two_threads_each_push_for_the_version_they_have_pulled() -> None:
+    with (
+        ps.LocalCluster(2, "async", workers=1, rule="compensating") as local,
+        client.connect(local.cluster, worker=0) as server,
+    ):
+        server.init({"w": np.zeros(2), "v": np.zeros(2)})
+
+        def work(both_have_pulled: threading.Barrier) -> None:
+            for _ in range(ROUNDS):
+                version = server.pull().version
+                both_have_pulled.wait(HANGS_S)
+                server.push({"w": np.ones(2), "v": np.ones(2)}, version=version)
+
+        both = threading.Barrier(2)
+        together([lambda: work(both)] * 2)
+        values = server.pull()
+    for value in values.values():
+        np.testing.assert_array_equal(value, -2 * ROUNDS)
 
 
 def until_cut_off(call: Callable[[], Any]) -> int:

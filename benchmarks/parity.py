@@ -120,6 +120,7 @@ def main(out: Path, rule: str, seeds: int) -> None:
     Example: python -m benchmarks.parity --out parity.json
     """
     console = Console()
+    console.width = max(console.width, 120)  # in a pipe too: the tables are wide
     with tempfile.TemporaryDirectory() as directory:
         rows = steps_table(Path(directory), console)
         result = losses(Path(directory), rule, list(range(seeds)), console)

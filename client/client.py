@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -28,7 +29,7 @@ from client.session import Session, Who
 from client.settings import Settings, seconds
 from client.status import Status, job_status
 from protos import parameter_server_pb2 as pb
-from protos.codec import Array
+from protos.codec import Array, wire_text
 from protos.errors import (
     InitConflict,
     InvalidVersion,
@@ -38,6 +39,9 @@ from protos.errors import (
     ReadOnly,
     ServerStopping,
 )
+
+# How long leaving may take, all ps together; and what each is given at least.
+LEAVE_S, LEAST_S = 30.0, 1.0
 
 
 class Client:
@@ -319,14 +323,19 @@ class Client:
             return
         session.left = True
         failures: list[ParameterServerError] = []
-        for peer in session.peers:
-            try:
-                session.call(peer, "Leave", pb.LeaveRequest(session=session.id, reason=reason))
-            except (ServerStopping, NotJoined):
-                continue  # it is going down, or has counted this client out already: there is nothing to leave
-            except ParameterServerError as error:
-                failures.append(error)
-        session.close()
+        request = pb.LeaveRequest(session=session.id, reason=wire_text(" ".join(reason.split())))
+        gives_up_s = time.monotonic() + LEAVE_S
+        try:
+            for peer in session.peers:
+                left_s = min(self._settings.wait_timeout_s, max(LEAST_S, gives_up_s - time.monotonic()))
+                try:
+                    session.call(peer, "Leave", request, timeout_s=left_s, budget_s=left_s)
+                except (ServerStopping, NotJoined):
+                    continue  # it is going down, or has counted this client out already: there is nothing to leave
+                except ParameterServerError as error:
+                    failures.append(error)
+        finally:
+            session.close()  # also when interrupted: then the lease ends what could not be said
         if failures:
             raise failures[0]
 
@@ -362,11 +371,15 @@ def _table_blocks(table: list[pb.PartitionSpec], arrays: Mapping[str, Array]) ->
 
 def _checked_version(version: object, num_ps: int) -> tuple[int, ...]:
     numbers = tuple(version) if isinstance(version, (tuple, list)) else ()
-    if len(numbers) != num_ps or not all(isinstance(number, (int, np.integer)) and number >= 0 for number in numbers):
+    if len(numbers) != num_ps or not all(_is_version(number) for number in numbers):
         raise InvalidVersion(
             field="version", got=repr(version), expected=f"{num_ps} numbers, one per ps, as a pull has them"
         )
     return tuple(int(number) for number in numbers)
+
+
+def _is_version(number: object) -> bool:
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool) and bool(0 <= number < 1 << 64)
 
 
 def _milliseconds(seconds: float) -> int:

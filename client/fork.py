@@ -42,7 +42,7 @@ class Gate:
     def __init__(self, suspend: Callable[[], None], resume: Callable[[], None]) -> None:
         self.suspend, self.resume = suspend, resume
         self._condition = threading.Condition()
-        self._inside = 0
+        self._inside: list[int] = []
         self._forking = False
         self._epoch = 0
 
@@ -51,7 +51,7 @@ class Gate:
         """A block that touches grpc objects. What it raises becomes CutByFork if a fork was the cause."""
         with self._condition:
             self._condition.wait_for(lambda: not self._forking)
-            self._inside += 1
+            self._inside.append(threading.get_ident())
             epoch = self._epoch
         try:
             yield
@@ -61,7 +61,7 @@ class Gate:
             raise
         finally:
             with self._condition:
-                self._inside -= 1
+                self._inside.remove(threading.get_ident())
                 self._condition.notify_all()
 
     def close(self) -> None:
@@ -69,11 +69,13 @@ class Gate:
         with self._condition:
             self._forking = True
             self._epoch += 1
+        me = threading.get_ident()
         empty = False
         while not empty:  # again and again: a call that was being made when the gate closed is there only afterwards
             self.suspend()
             with self._condition:
-                empty = self._condition.wait_for(lambda: self._inside == 0, timeout=CLOSE_S)
+                # A signal handler that forks interrupts a call of its own thread, which nobody can wait for here.
+                empty = self._condition.wait_for(lambda: set(self._inside) <= {me}, timeout=CLOSE_S)
         self.suspend()
 
     def open(self) -> None:

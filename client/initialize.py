@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from client.partitioner import Partitioner, cut, place
 from protos import parameter_server_pb2 as pb
-from protos.codec import TRAINABLE_DTYPES, Array, dense_blocks, to_array
+from protos.codec import TRAINABLE_DTYPES, Array, dense_blocks, to_array, wire_text
 from protos.errors import ConfigurationConflict, DtypeMismatch, InvalidInput, UnknownVariable
 
 
@@ -78,11 +78,15 @@ def configuration(
 ) -> pb.Configuration:
     """What the caller of init says of the job; what it does not say stays empty."""
     for field, value in (("slack", slack), ("backup_workers", backup_workers)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31):
             raise ConfigurationConflict(
                 field=field, got=repr(value), expected="a number of iterations or workers, 0 or more"
             )
-    return pb.Configuration(mode=mode or "", slack=slack, backup_workers=backup_workers, rule=rule_spec(rule))
+    if mode is not None and not isinstance(mode, str):
+        raise ConfigurationConflict(field="mode", got=repr(mode), expected="async, sync or ssp")
+    return pb.Configuration(
+        mode=wire_text(mode or ""), slack=slack, backup_workers=backup_workers, rule=rule_spec(rule)
+    )
 
 
 def rule_spec(rule: str | Mapping[str, Any] | None) -> str:
@@ -90,7 +94,9 @@ def rule_spec(rule: str | Mapping[str, Any] | None) -> str:
     if rule is None:
         return ""
     if isinstance(rule, str):
-        return rule
+        return wire_text(rule)
+    if not isinstance(rule, Mapping):
+        raise InvalidInput(field="rule", got=repr(rule), expected='NAME:key=value,… or {"name": NAME, key: value, …}')
     arguments = dict(rule)
     name = arguments.pop("name", None)
     if not isinstance(name, str):

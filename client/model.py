@@ -246,7 +246,10 @@ def _check_rows(variable: Variable, ids: Any, values: Any, field: str) -> tuple[
     """Row numbers and, if given, the values for them, checked against the variable."""
     if not variable.shape:
         raise ShapeMismatch(field=field, got="rows of a scalar", expected="a variable with rows")
-    indices = np.asarray(ids)
+    try:
+        indices = np.asarray(ids)
+    except ValueError as error:  # lists within lists, of different lengths
+        raise ShapeMismatch(field=f"{field}, indices", got=error, expected="integers of one dimension") from None
     if indices.size == 0:
         indices = indices.astype(np.int64)
     if indices.dtype.kind not in "iu" or indices.ndim != 1:

@@ -16,7 +16,7 @@ import secrets
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from client.fork import Gate, register
@@ -94,18 +94,21 @@ class Session:
         self._run_id = self._run_id or reply.run_id
         return reply
 
-    def call(self, peer: Peer, name: str, request: Any, timeout_s: float | None = None) -> Any:
+    def call(
+        self, peer: Peer, name: str, request: Any, timeout_s: float | None = None, budget_s: float | None = None
+    ) -> Any:
         """A unary call, tried again where the connection breaks: every one of them may be made twice."""
-        delays = self._retry.delays(_rng)
+        retry = self._retry if budget_s is None else replace(self._retry, budget_s=min(budget_s, self._retry.budget_s))
+        delays = retry.delays(_rng)
         gives_up_s = 0.0
         while True:
             try:
                 return peer.call(name, request, timeout_s or self._wait_timeout_s)
             except PeerUnavailable as broken:
-                gives_up_s = gives_up_s or time.monotonic() + self._retry.budget_s
+                gives_up_s = gives_up_s or time.monotonic() + retry.budget_s
                 delay_s = next(delays, None)
                 if delay_s is None or time.monotonic() + delay_s >= gives_up_s:
-                    broken.hint = f"Gave up after trying again for {self._retry.budget_s:g} s."
+                    broken.hint = f"Gave up after trying again for {retry.budget_s:g} s."
                     raise
                 time.sleep(delay_s)
                 with contextlib.suppress(PeerUnavailable):  # the next round sees the same, until the budget is spent

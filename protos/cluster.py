@@ -9,6 +9,7 @@ A chief is worker 0, and the workers come after it. Everything wrong here is a C
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -92,7 +93,13 @@ def check_address(field: str, address: Any, lowest_port: int = 1) -> str:
     """The address, if it is host:port ([host]:port for IPv6)."""
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
-    if not host or bare_ipv6 or not (port.isascii() and port.isdigit()) or not lowest_port <= int(port) <= 65535:
+    if (
+        not host
+        or bare_ipv6
+        or not re.fullmatch(r"[0-9]{1,5}", port)
+        or not host.isprintable()
+        or not lowest_port <= int(port) <= 65535
+    ):
         raise ClusterError(
             field=field, got=repr(address), expected=f'"host:port" with a port from {lowest_port} to 65535'
         )
@@ -107,7 +114,7 @@ def parse_task(cluster: Cluster, task: Any) -> Task:
     if kind not in TASK_TYPES:
         raise ClusterError(field="task.type", got=repr(kind), expected=", ".join(TASK_TYPES))
     number = task.get("index", 0)
-    if isinstance(number, bool) or not isinstance(number, (int, str)) or not str(number).lstrip("-").isdecimal():
+    if isinstance(number, bool) or not isinstance(number, (int, str)) or not re.fullmatch(r"-?\d{1,9}", str(number)):
         raise ClusterError(field="task.index", got=repr(number), expected="an integer")
     index = int(number)
     count = len(getattr(cluster, kind))
@@ -130,7 +137,7 @@ def parse_tf_config(text: str | None) -> tuple[Cluster, Task]:
         )
     try:
         config = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ClusterError(field="TF_CONFIG", got=f"{text[:80]!r} ({error})", expected="JSON") from None
     if not isinstance(config, dict) or "cluster" not in config:
         raise ClusterError(

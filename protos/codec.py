@@ -68,6 +68,12 @@ def recycle_pages() -> None:
             mallopt(parameter, value)
 
 
+def wire_text(text: str, most: int = 1500) -> str:
+    """Text that a message can carry: valid UTF-8, and not so long that grpc drops what it is part of."""
+    clean = text.encode("utf-8", "replace").decode("utf-8")
+    return clean if len(clean) <= most else clean[:most] + " …"
+
+
 def to_array(value: npt.ArrayLike, field: str) -> Array:
     """`value` as a C-contiguous native-endian array of a dtype that is carried; no copy where it is one already."""
     try:

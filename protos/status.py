@@ -12,6 +12,7 @@ import grpc
 
 from protos import errors
 from protos import parameter_server_pb2 as pb
+from protos.codec import wire_text
 
 TRAILER = "paramserver-error-bin"
 
@@ -49,7 +50,9 @@ STATUS: Mapping[type[errors.ParameterServerError], grpc.StatusCode] = {
 
 
 def to_message(error: errors.ParameterServerError) -> pb.Error:
-    return pb.Error(name=type(error).__name__, attributes=error.attributes())
+    return pb.Error(
+        name=type(error).__name__, attributes={key: wire_text(text) for key, text in error.attributes().items()}
+    )
 
 
 def from_message(message: pb.Error) -> errors.ParameterServerError:

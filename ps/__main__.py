@@ -94,6 +94,8 @@ def main(
     recycle_pages()
     try:
         description, index = _place(cluster, index)
+        if not description.num_workers:
+            raise ClusterError(field="cluster.worker", got="no workers", expected="the address of at least one")
         if rules is not None:
             load_rules(rules)
         settings = Settings(
@@ -122,7 +124,7 @@ def _place(cluster: str | None, index: int | None) -> tuple[Cluster, int]:
         text = Path(cluster[1:]).read_text(encoding="utf-8") if cluster.startswith("@") else cluster
         try:
             description = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ClusterError(field="--cluster", got=f"{text[:80]!r} ({error})", expected="JSON, or @FILE") from None
         parsed = parse_cluster(description)
         if index is None:
@@ -163,8 +165,9 @@ async def _serve(settings: Settings) -> None:
         logging.error("lost without leaving: %s", ", ".join(f"worker {worker}" for worker in lost))
         code = 1
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # closed by whoever started us
+            stream.flush()
     os._exit(code)
 
 

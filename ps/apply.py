@@ -52,7 +52,7 @@ def _first_slot(rule: UpdateRule, name: str, value: Array, partition: Partition)
         return _checked(rule, f"{name} of {partition.key}", rule.init_slot(name, value), value.shape, value.dtype)
     except RuleFailed:
         raise
-    except Exception as error:
+    except BaseException as error:
         raise RuleFailed(
             field=f"rule {rule.name}, init_slot {name} of {partition.key}",
             got=f"{type(error).__name__}: {error}",
@@ -84,7 +84,7 @@ def apply(
                 partitions[index] = _update(partitions[index], rule, ctx, gradient, read)
             except RuleFailed:
                 raise
-            except Exception as error:
+            except BaseException as error:  # a rule that calls sys.exit ends its push, not the ps
                 raise RuleFailed(
                     field=f"rule {rule.name}, variable {partitions[index].key}",
                     got=f"{type(error).__name__}: {error}",

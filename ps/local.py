@@ -13,7 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ps.configuration import Configuration
+from protos.errors import ClusterError
+from ps.configuration import Configuration, consistency_of
+from ps.membership import Membership
 from ps.rules import make_rule
 from ps.server import Server, Settings
 from ps.story import Event
@@ -57,11 +59,32 @@ class LocalCluster:
             story_dir=Path(story_dir) if story_dir is not None else None,
             exit_when_done=False,
         )
-        self.cluster: dict[str, list[str]] = {}
+        if servers < 1 or workers < 0:
+            raise ClusterError(
+                field="LocalCluster", got=f"{servers} servers, {workers} workers", expected="a server at least"
+            )
+        if mode:
+            consistency_of(self._settings.configuration, Membership(workers))  # what cannot be is refused here
+        self._cluster: dict[str, list[str]] = {}
         self._servers: list[Server] = []
         self._runs: list[asyncio.Future[str]] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="local-cluster", daemon=True)
+
+    def __repr__(self) -> str:
+        state = f"serving on {', '.join(self._cluster['ps'])}" if self._cluster else "not started"
+        return f"LocalCluster({state}, {self._settings.configuration})"
+
+    @property
+    def cluster(self) -> dict[str, list[str]]:
+        """The description that `client.connect` takes; only within the `with` block."""
+        if not self._cluster:
+            raise ClusterError(
+                field="LocalCluster.cluster",
+                got="a cluster that is not started",
+                expected="with LocalCluster(…) as local: …",
+            )
+        return self._cluster
 
     def __enter__(self) -> LocalCluster:
         self._thread.start()
@@ -72,7 +95,7 @@ class LocalCluster:
             raise
         # Workers do not listen; their addresses only have to differ from all others.
         workers = [f"worker-{index}.local:1" for index in range(self._settings.num_workers)]
-        self.cluster = {"ps": [f"127.0.0.1:{port}" for port in ports], "worker": workers}
+        self._cluster = {"ps": [f"127.0.0.1:{port}" for port in ports], "worker": workers}
         return self
 
     def __exit__(
@@ -102,6 +125,8 @@ class LocalCluster:
         for server in self._servers:
             server.stop(reason)
         await asyncio.gather(*self._runs)
+        if rest := asyncio.all_tasks() - {asyncio.current_task()}:  # calls that are over may have a last turn to take
+            await asyncio.wait(rest, timeout=1.0)
 
     def _call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()

@@ -14,6 +14,7 @@ import logging
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -96,7 +97,7 @@ class Server:
         try:
             _check_free(bind)
             port: int = self._server.add_insecure_port(bind)
-        except socket.gaierror as error:
+        except (socket.gaierror, UnicodeError) as error:
             raise _not_ours(bind, error) from error
         except (OSError, RuntimeError) as error:
             if getattr(error, "errno", None) == errno.EADDRNOTAVAIL:
@@ -135,8 +136,7 @@ class Server:
         self.servicer.close(reason)
         await self._health.enter_graceful_shutdown()
         await self._server.stop(GRACE_S)
-        if self._story_file is not None:
-            self._story_file.close()
+        self._with_story(lambda file: file.close())
         return reason
 
     def _watch_ended(self, watch: asyncio.Future[None]) -> None:
@@ -148,8 +148,7 @@ class Server:
         while True:
             await asyncio.sleep(TICK_S)
             await self.shard.expire(self.settings.lease_s)
-            if self._story_file is not None:
-                self._story_file.flush()
+            self._with_story(lambda file: file.flush())
             if self.settings.exit_when_done and self._is_over():
                 self.stop("every worker has left")
 
@@ -176,8 +175,17 @@ class Server:
     def _write_event(self, event: Event) -> None:
         if event.kind in _SAID:
             log.info(_SAID[event.kind].format(event=event, reason=f" ({event.reason})" if event.reason else ""))
-        if self._story_file is not None:
-            self._story_file.write(event.to_json() + "\n")
+        self._with_story(lambda file: file.write(event.to_json() + "\n"))
+
+    def _with_story(self, act: Callable[[TextIO], object]) -> None:
+        """A story that cannot be written is told once and given up: training goes on."""
+        if self._story_file is None:
+            return
+        try:
+            act(self._story_file)
+        except OSError as error:
+            log.error("the story ends here, for it cannot be written: %s", error)
+            self._story_file = None
 
 
 def _not_ours(bind: str, error: Exception) -> ClusterError:

@@ -21,7 +21,7 @@ import grpc.aio
 
 from protos import parameter_server_pb2 as pb
 from protos import status
-from protos.codec import PROTOCOL_VERSION, batches, dtype_of, sparse_blocks
+from protos.codec import PROTOCOL_VERSION, batches, dtype_of, sparse_blocks, wire_text
 from protos.errors import InternalError, InvalidInput, NotJoined, ParameterServerError, ServerStopping, UnknownVariable
 from protos.service import METHODS, SERVICE
 from ps.accounting import PushResult
@@ -351,4 +351,4 @@ def _unary(method: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Context], 
 
 
 async def _abort(context: Context, error: ParameterServerError) -> None:
-    await context.abort(status.STATUS[type(error)], str(error), status.to_trailer(error))
+    await context.abort(status.STATUS[type(error)], wire_text(str(error)), status.to_trailer(error))

@@ -40,7 +40,7 @@ MODEL.py defines:
   build_model()                             the model (Keras, or a tf.Module)
   make_dataset(worker_index, num_workers)   this worker's share: a tf.data.Dataset of (inputs, labels)
   loss(labels, outputs)                     a scalar, or one number per example
-  rule()               optional             "adam:learning_rate=0.001", a dict, or None if the ps was told
+  rule()               optional             "adam:learning_rate=0.001" or a dict; used unless the ps was told a rule
   evaluate(model)      optional             a number, or a dict of numbers; runs in worker 0 at the end
 
 \b

@@ -53,6 +53,12 @@ def work(settings: Settings, stopping: Stopping) -> None:
             assert server.worker is not None
             stopping.leave = server.leave
             file, model = _load(settings)
+            if settings.required and file.evaluate is None:
+                raise InvalidInput(
+                    field="--require",
+                    got=f"no evaluate(model) in {settings.path}",
+                    expected="one, whose result it is held against",
+                )
             if settings.seed is not None:
                 _seed_differently(model, settings.seed, server.worker)
             dataset = file.make_dataset(server.worker, server.num_workers)
@@ -173,7 +179,7 @@ def _train(settings: Settings, server: Client, file: ModelFile, model: Any, data
         model,
         dataset,
         file.loss,
-        rule=settings.rule or (file.rule() if file.rule is not None else None),
+        rule=_rule(settings, server, file),
         steps=settings.steps,
         epochs=settings.epochs,
         batch_size=settings.batch_size,
@@ -182,6 +188,13 @@ def _train(settings: Settings, server: Client, file: ModelFile, model: Any, data
     )
     print(f"worker {server.worker}: {summary}", flush=True)
     return summary.values
+
+
+def _rule(settings: Settings, server: Client, file: ModelFile) -> Any:
+    """What this worker asks for: its flag, which must agree with the ps; else, where the ps was told none, the file's."""
+    if settings.rule is not None or file.rule is None:
+        return settings.rule
+    return None if server.status()["rule"] else file.rule()
 
 
 def _evaluate(

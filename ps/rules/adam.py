@@ -23,6 +23,12 @@ class Adam(UpdateRule):
     slots = ("m", "v")
     quick = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("beta_1", 0 <= self.beta_1 < 1, "from 0, below 1")
+        self.require("beta_2", 0 <= self.beta_2 < 1, "from 0, below 1")
+        self.require("epsilon", self.epsilon >= 0, "0 or more")
+
     def update(self, ctx: Context, value: Floats, grad: Floats, *slots: Floats) -> Updated:
         m, v = slots
         # Constants in the variable's precision, as TensorFlow's kernel has them: the results are the same bits.

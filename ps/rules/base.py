@@ -63,6 +63,15 @@ class UpdateRule:
 
     learning_rate: float = 0.01
 
+    def __post_init__(self) -> None:
+        """Refuse arguments that make no sense; a subclass with more of them extends this."""
+        self.require("learning_rate", self.learning_rate >= 0, "0 or more")
+
+    def require(self, field: str, holds: bool, expected: str) -> None:
+        """RuleError, by name, unless `holds`."""
+        if not holds:
+            raise RuleError(field=f"rule {self.name}, argument {field}", got=getattr(self, field), expected=expected)
+
     def update(self, ctx: Context, value: Floats, grad: Floats, *slots: Floats) -> Updated:
         """The new value and the new slots. Pure: arguments are read-only arrays, results are new ones.
 
@@ -226,7 +235,7 @@ def load_rules(path: str | Path) -> list[str]:
     sys.modules[module_name] = module  # dataclasses look their module up to resolve annotations
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except BaseException as error:
         _RULES.clear()
         _RULES.update(before)
         if isinstance(error, RuleError):

@@ -20,6 +20,10 @@ class Momentum(UpdateRule):
     slots = ("velocity",)
     quick = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("momentum", 0 <= self.momentum <= 1, "0 to 1")
+
     def update(self, ctx: Context, value: Floats, grad: Floats, *slots: Floats) -> Updated:
         (velocity,) = slots
         change = ctx.learning_rate * grad

@@ -48,8 +48,8 @@ def test_what_a_spec_means(spec: Any, rule: UpdateRule) -> None:
 
 
 @given(
-    rate=st.floats(allow_nan=False, allow_infinity=False),
-    beta=st.floats(0, 1),
+    rate=st.floats(0, allow_nan=False, allow_infinity=False),
+    beta=st.floats(0, 1, exclude_max=True),
     nesterov=st.booleans(),
 )
 def test_numbers_survive_their_text_to_the_last_bit(rate: float, beta: float, nesterov: bool) -> None:
@@ -215,3 +215,18 @@ def test_a_name_that_a_spec_could_not_say_is_refused(registry: Any, name: str) -
 def test_a_rule_without_update_says_so() -> None:
     with pytest.raises(TypeError, match="UpdateRule does not define update"):
         UpdateRule().update(None, None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ("sgd:learning_rate=-1", "learning_rate"),
+        ("momentum:momentum=1.5", "momentum"),
+        ("adam:beta_1=1", "beta_1"),
+        ("adam:beta_2=-0.1", "beta_2"),
+        ("adam:epsilon=-1e-7", "epsilon"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_refused_by_name(spec: str, field: str) -> None:
+    with pytest.raises(RuleError, match=rf"argument {field}"):
+        make_rule(spec)

@@ -217,10 +217,18 @@ def test_an_error_in_the_file_shows_its_traceback_and_the_ps_is_told(programs: P
     server.expect("ZeroDivisionError")
 
 
-def test_a_rule_other_than_that_of_the_ps_is_refused_with_both(programs: Programs) -> None:
+def test_the_rule_of_the_file_is_a_default_that_the_ps_may_be_told_otherwise(programs: Programs) -> None:
     cluster = free_cluster()
     programs.servers(cluster, "--rule", "adam")
     one = worker(programs, cluster, str(programs.file(LINE, "line.py")))
+    assert one.wait(LONG_S) == 0, one.stderr
+    assert "rule adam:learning_rate=0.001" in one.stdout
+
+
+def test_a_rule_by_flag_other_than_that_of_the_ps_is_refused_with_both(programs: Programs) -> None:
+    cluster = free_cluster()
+    programs.servers(cluster, "--rule", "adam")
+    one = worker(programs, cluster, str(programs.file(LINE, "line.py")), "--rule", "sgd:learning_rate=0.1")
     assert one.wait(LONG_S) == 2
     assert "ConfigurationConflict" in one.stderr
     assert "sgd:learning_rate=0.1" in one.stderr

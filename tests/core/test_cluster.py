@@ -145,3 +145,21 @@ def test_a_cluster_that_is_no_mapping_is_refused_with_an_example() -> None:
     with pytest.raises(ClusterError) as caught:
         parse_cluster("10.0.0.1:2222")  # type: ignore[arg-type]
     assert EXAMPLE in caught.value.hint
+
+
+@pytest.mark.parametrize("index", ["--5", "9" * 5000, "1e3", 1.0])
+def test_an_index_that_is_no_number_is_refused_by_name(index: object) -> None:
+    cluster = parse_cluster({"ps": ["a:1"], "worker": ["b:1"]})
+    with pytest.raises(ClusterError, match=r"task\.index"):
+        parse_task(cluster, {"type": "worker", "index": index})
+
+
+@pytest.mark.parametrize("address", ["a:" + "9" * 5000, "\udcff:80", "a\x00b:80"])
+def test_an_address_of_odd_characters_is_refused_by_name(address: str) -> None:
+    with pytest.raises(ClusterError, match=r"cluster\.ps"):
+        parse_cluster({"ps": [address]})
+
+
+def test_json_that_is_too_deep_is_refused() -> None:
+    with pytest.raises(ClusterError, match="TF_CONFIG"):
+        parse_tf_config("[" * 100_000)

@@ -39,3 +39,11 @@ def test_a_call_that_was_being_made_while_the_gate_closed_is_cancelled_too() -> 
     assert late.running  # nobody is let in before the fork is over
     gate.open()
     late.result()
+
+
+def test_a_fork_in_the_middle_of_a_call_of_the_same_thread_does_not_wait_for_it() -> None:
+    """A signal handler that forks interrupts its own thread: that call cannot end before the handler does."""
+    gate = Gate(suspend=lambda: None, resume=lambda: None)
+    with gate.using_grpc():
+        gate.close()
+        gate.open()

@@ -46,10 +46,10 @@ class LocalCluster:
         story_dir: str | Path | None = None,
     ) -> None:
         spec = make_rule(rule).spec() if rule else ""
-        placeholders = tuple(f"127.0.0.1:{index + 1}" for index in range(servers))
+        unbound = tuple(f"127.0.0.1:{index + 1}" for index in range(servers))
         self._settings = Settings(
             index=0,
-            ps_addresses=placeholders,
+            ps_addresses=unbound,
             num_workers=workers,
             run_id=run_id,
             bind="127.0.0.1:0",

@@ -27,6 +27,7 @@ from protos.errors import (
     ShapeMismatch,
     UnknownVariable,
 )
+from protos.rows import summed_rows
 
 # Makes the blocks of one operation anew: a call that is retried sends them again.
 MakeBlocks = Callable[[], Iterator[pb.Block]]
@@ -134,7 +135,8 @@ class Model:
             if hasattr(value, "indices") and hasattr(value, "values") and what:
                 indices, rows = _check_rows(variable, value.indices, value.values, field)
                 if guard_nonfinite:
-                    _refuse_nonfinite(field, rows)
+                    _, sums = summed_rows(indices, rows)  # as the ps looks at them: finite rows may overflow together
+                    _refuse_nonfinite(field, sums, "" if len(sums) == len(rows) else " of the sums of repeated rows")
                 for place, mine in _rows_by_place(variable, indices):
                     local = indices[mine] - place.start
                     make = _maker(sparse_blocks, place.partition, local, np.ascontiguousarray(rows[mine]))
@@ -277,7 +279,7 @@ def _rows_by_place(variable: Variable, indices: npt.NDArray[np.int64]) -> Iterat
             yield place, mine
 
 
-def _refuse_nonfinite(field: str, array: Array) -> None:
+def _refuse_nonfinite(field: str, array: Array, of: str = "") -> None:
     bad = int(array.size - np.count_nonzero(np.isfinite(array)))
     if bad:
-        raise NonFiniteGradient(field=field, got=f"{bad} of {array.size} elements", expected="finite numbers")
+        raise NonFiniteGradient(field=field, got=f"{bad} of {array.size} elements{of}", expected="finite numbers")

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protos.codec import Array, page_bounds, page_elements
+from protos.rows import summed_rows
 
 Indices = npt.NDArray[np.int64]
 
@@ -132,14 +133,9 @@ Gradients = Mapping[int, Gradient]
 
 
 def sparse_gradient(indices: Indices, rows: Array) -> SparseGradient:
-    """Rows with repeated indices summed, as `tf.IndexedSlices` means them. Sums of 16-bit rows are made in float32."""
-    unique, inverse = np.unique(indices, return_inverse=True)
-    if len(unique) == len(indices):
-        order = np.argsort(indices, kind="stable")
-        return SparseGradient(unique, frozen(rows[order]))
-    total = np.zeros((len(unique), *rows.shape[1:]), np.float32 if rows.itemsize == 2 else rows.dtype)
-    np.add.at(total, inverse.reshape(-1), rows.astype(total.dtype, copy=False))
-    return SparseGradient(unique, frozen(total.astype(rows.dtype, copy=False)))
+    """Rows with repeated indices summed, as `tf.IndexedSlices` means them."""
+    unique, total = summed_rows(indices, rows)
+    return SparseGradient(unique, frozen(total))
 
 
 @dataclass(frozen=True)

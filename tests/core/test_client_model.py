@@ -204,6 +204,13 @@ def slices(rows: Any, ids: Any) -> IndexedSlices:
             "1 of 3 elements",
             "finite",
         ),
+        (
+            {"emb/table": slices([[3e38, 2, 3], [3e38, 2, 3], [0, 0, 0]], [4, 4, 5])},  # each is finite, the sum is not
+            NonFiniteGradient,
+            "gradient of emb/table",
+            "1 of 6 elements of the sums of repeated rows",
+            "finite",
+        ),
         ([TABLE], InvalidInput, "gradients", "list", "a mapping"),
     ],
 )

@@ -93,6 +93,19 @@ def test_nan_and_inf_when_guarded(mode: str, bad: float) -> None:
         assert server.push_pull(gradients)[1].outcome == "applied"  # as it would be in TensorFlow
 
 
+@pytest.mark.parametrize(("name", "most"), [("w", np.finfo(np.float32).max), ("b", np.finfo(np.float64).max)])
+def test_rows_that_overflow_only_together_reach_no_ps_that_guards(name: str, most: float) -> None:
+    # claim 11, claim 12: one ps alone would have refused it, when the other had applied its part.
+    rows = np.full((2, *START[name].shape[1:]), most, START[name].dtype)
+    gradients = {**GOOD, name: client.IndexedSlices(rows, [0, 0])}
+    with pair(guard=True) as (server, observer):
+        for call in (server.push, server.push_pull):
+            with refused(observer, NonFiniteGradient, name, "sums of repeated rows"):
+                call(gradients)
+        halves = client.IndexedSlices(rows / 2, [0, 0])
+        assert server.push_pull({name: halves})[1].outcome == "applied"
+
+
 def test_state_takes_no_gradient() -> None:
     # claim 11
     with pair() as (server, observer), refused(observer, NotTrainable, "n", "assign"):

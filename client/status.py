@@ -1,6 +1,6 @@
 """How does what the ps say of themselves become one status of the job, for people and for machines?
 
-Plain dicts of numbers and text, so that `--json` and a notebook show them as they are. Next: client/ctl.py (prints it).
+Plain dicts of numbers and text, so that `--json` and a notebook show them as they are. Next: client/ctl_command.py (prints it).
 """
 
 from __future__ import annotations

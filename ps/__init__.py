@@ -1,9 +1,23 @@
 """The parameter server: daemons that hold variables and apply update rules to them. Start reading at shard.py.
 
 Core (numpy only, no threads, no clock, no grpc): rules/, variable, apply, aggregation, consistency, membership, story,
-configuration. Shell (threads, sockets, disk): shard, initialization, intake, servicer, server, local, __main__.
+configuration. Shell (threads, sockets, disk): shard, initialization, intake, servicer, server, local, command, __main__.
 """
 
-from ps.local import LocalCluster
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ps.local import LocalCluster
 
 __all__ = ["LocalCluster"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded at first use, so that a program can start before anything heavy is there."""
+    if name != "LocalCluster":
+        raise AttributeError(f"module 'ps' has no attribute {name!r}")
+    from ps.local import LocalCluster
+
+    return LocalCluster

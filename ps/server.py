@@ -3,7 +3,7 @@
 A ps ends by itself when every worker has left and no observer reads any more; or because somebody said so: a signal, or the
 Stop call. Whatever the reason, those who wait are told it before the port closes.
 
-Next: ps/servicer.py (what is served), ps/__main__.py (the program), ps/local.py (several in one process).
+Next: ps/servicer.py (what is served), ps/command.py (the program), ps/local.py (several in one process).
 """
 
 from __future__ import annotations

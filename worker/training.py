@@ -3,7 +3,7 @@
     with client.connect() as server:          # cluster and task from TF_CONFIG
         summary = worker.train(server, model, dataset, loss, rule="adam:learning_rate=0.001", epochs=3)
 
-Next: evaluation.py (the values in the end), __main__.py (`ps-worker`, which does this for a model file).
+Next: evaluation.py (the values in the end), command.py (`ps-worker`, which does this for a model file).
 """
 
 from __future__ import annotations

@@ -98,9 +98,9 @@ SHOW = "import sys; print(*sorted({name.partition('.')[0] for name in sys.module
 @pytest.mark.parametrize(
     ("program", "absent"),
     [
-        ("import ps, ps.__main__", ["tensorflow", "keras", "client", "worker", "jax", "torch"]),
-        ("import client", ["tensorflow", "keras", "ps", "worker", "rich", "click"]),
-        ("import client.run, client.ctl", ["tensorflow", "keras", "worker"]),
+        ("import ps.command, ps.local", ["tensorflow", "keras", "client", "worker", "jax", "torch"]),
+        ("import client; client.connect", ["tensorflow", "keras", "ps", "worker", "rich", "click"]),
+        ("import client.run_command, client.ctl_command", ["tensorflow", "keras", "worker"]),
     ],
 )
 def test_a_fresh_interpreter_loads_no_more_than_it_needs(program: str, absent: list[str]) -> None:
@@ -113,7 +113,7 @@ def test_a_ps_works_where_there_is_no_tensorflow() -> None:
     # claim 10: not even behind a try.
     said = fresh_interpreter(
         "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None\n"
-        "import ps, ps.__main__, client\n"
+        "import ps.command, ps.local, client\n"
         "from ps.rules import registered; print(*registered())"
     )
     assert said == "adam momentum sgd"

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from protos.errors import NotJoined, ParameterServerError, PeerUnavailable
 from worker import evaluation, program
-from worker.__main__ import main
+from worker.command import main
 from worker.modelfile import ModelFile
 from worker.program import RequirementNotMet, Settings
 from worker.stopping import Stopping
@@ -28,8 +28,8 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *flags: str, **
     file.write_text("def build_model(): ...\ndef make_dataset(worker, workers): ...\ndef loss(labels, outputs): ...\n")
     taken: list[Settings] = []
     monkeypatch.setattr(program, "work", lambda settings, stopping: taken.append(settings))
-    monkeypatch.setattr("worker.__main__.Stopping", lambda: None)  # no signal handlers in this process
-    monkeypatch.setattr("worker.__main__.recycle_pages", lambda: None)
+    monkeypatch.setattr("worker.command.Stopping", lambda: None)  # no signal handlers in this process
+    monkeypatch.setattr("worker.command.recycle_pages", lambda: None)
     result = CliRunner().invoke(
         main, [str(file), *flags], env={"TF_CONFIG": TF_CONFIG, **env}, auto_envvar_prefix="PARAMSERVER"
     )

@@ -38,7 +38,14 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: float) -
     return value
 
 
-@click.command(context_settings={"auto_envvar_prefix": "PARAMSERVER", "max_content_width": 110}, epilog=EPILOG)
+@click.command(
+    context_settings={
+        "auto_envvar_prefix": "PARAMSERVER",
+        "max_content_width": 110,
+        "help_option_names": ["-h", "--help"],
+    },
+    epilog=EPILOG,
+)
 @click.option("--cluster", help="Cluster description as JSON, or @FILE. Default: TF_CONFIG.")
 @click.option(
     "--index", type=click.IntRange(0), help="Which ps of the cluster this is. Default: the task of TF_CONFIG."

@@ -59,7 +59,14 @@ def _requirements(context: click.Context, parameter: click.Parameter, pairs: tup
     return required
 
 
-@click.command(context_settings={"auto_envvar_prefix": "PARAMSERVER", "max_content_width": 110}, epilog=EPILOG)
+@click.command(
+    context_settings={
+        "auto_envvar_prefix": "PARAMSERVER",
+        "max_content_width": 110,
+        "help_option_names": ["-h", "--help"],
+    },
+    epilog=EPILOG,
+)
 @click.argument("model", metavar="MODEL.py", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--steps", type=click.IntRange(1), help="Batches this worker trains on; its data repeats if need be.")
 @click.option("--epochs", type=click.IntRange(1), help="Passes over this worker's data. Default: 1.")

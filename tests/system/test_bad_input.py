@@ -160,7 +160,7 @@ def test_a_second_ps_on_one_port_exits_3_and_names_it(programs: Programs) -> Non
 
 def test_a_port_that_is_taken_at_the_last_moment_is_named_once(programs: Programs) -> None:
     # As by a ps that starts at the same time: our own look at the port finds it free, and grpc cannot have it.
-    blind = "import ps.server; ps.server._check_free = lambda address: None; from ps.__main__ import main; main('ps-server')"
+    blind = "import socket; socket.socket.bind = lambda *_: None; from ps.__main__ import main; main('ps-server')"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         server = programs.python("-c", blind, env={"TF_CONFIG": config("ps", ps=[address], worker=[WORKER])})

@@ -157,8 +157,9 @@ async def _serve(settings: Settings) -> None:
         code = 128 + number
         server.stop(f"stopped by {number.name}")
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it, and the background jobs of a shell
+            asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
     port = await server.start()
     logging.info("settings: %s", settings)
     host = (settings.bind or settings.ps_addresses[settings.index]).rpartition(":")[0]

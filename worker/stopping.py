@@ -1,4 +1,4 @@
-"""How does a worker end at once and in order when it is told to? SIGTERM and Ctrl-C are heard by a thread, which says goodbye.
+"""How does a worker end at once and in order when it is told to? A thread hears SIGTERM, SIGHUP and Ctrl-C, and says goodbye.
 
 An exception raised by a signal handler would not do: it can surface anywhere, in TensorFlow's tracing or under a lock, be
 swallowed there or leave the lock held; and it waits while the main thread is inside a long operation. So the signal's number
@@ -20,7 +20,7 @@ from protos.errors import ParameterServerError
 
 # How long saying goodbye to the ps may take.
 GOODBYE_S = 3.0
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stopping:
@@ -82,6 +82,6 @@ def _end(signum: signal.Signals, message: str) -> None:
 
 def _as_before() -> None:
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for signum in SIGNALS:
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)

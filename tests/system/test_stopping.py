@@ -21,7 +21,7 @@ from tests.harness.threads import Task, until
 
 ZEROS = {"w": np.zeros(3, np.float32)}
 ONES = {"w": np.ones(3, np.float32)}
-STOPS = [signal.SIGTERM, signal.SIGINT]
+STOPS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
 TRAIN = """
 import sys, client, numpy as np
@@ -163,6 +163,18 @@ def test_a_ps_ends_in_time_though_a_rule_never_returns(programs: Programs) -> No
     assert "ps 0 ends: stopped by SIGTERM" in server.stderr
     pushing.error(errors.Unavailable)
     assert_nothing_left(programs, cluster["ps"])
+
+
+def test_a_ps_under_nohup_does_not_hear_that_the_terminal_went_away(programs: Programs) -> None:
+    cluster = free_cluster()
+    environment = {"TF_CONFIG": task(cluster, "ps")}
+    server = programs.start("nohup", ["nohup", sys.executable, "-m", "ps", "--rule", "sgd"], env=environment)
+    server.expect("serving on")
+    server.signal(signal.SIGHUP)
+    with client.connect(cluster, worker=0) as worker:
+        worker.init(ZEROS)
+        assert worker.push_pull(ONES)[1].outcome == "applied"
+    assert server.wait() == 0
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ def test_a_script_of_your_own_runs_with_and_without_the_launcher(programs: Progr
 # -- stopping --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_at_the_barrier_ends_a_worker_which_leaves_and_says_why(programs: Programs, signum: int) -> None:
     cluster = free_cluster(workers=2)
     (server,) = programs.servers(cluster, "--mode", "sync")

@@ -161,7 +161,7 @@ async def _serve(settings: Settings) -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it, and the background jobs of a shell
             asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
     port = await server.start()
-    logging.info("settings: %s", settings)
+    logging.info("settings: %s", _described(settings, server.shard.membership.run_id))
     host = (settings.bind or settings.ps_addresses[settings.index]).rpartition(":")[0]
     print(f"ps {settings.index} serving on {host}:{port}", flush=True)
     reason = await server.run()
@@ -177,6 +177,23 @@ async def _serve(settings: Settings) -> None:
         if stream is not None:  # closed by whoever started us
             stream.flush()
     os._exit(code)
+
+
+def _described(settings: Settings, run_id: str) -> str:
+    told = settings.configuration
+    extras = {"slack": told.slack, "backup workers": told.backup_workers, "stories in": settings.story_dir}
+    return ", ".join(
+        [
+            f"ps {settings.index} of {len(settings.ps_addresses)}",
+            "1 worker" if settings.num_workers == 1 else f"{settings.num_workers} workers",
+            f"mode {told.mode or 'as the first init says, or async'}",
+            f"rule {told.rule or 'as the first init says'}",
+            *(f"{name} {value}" for name, value in extras.items() if value is not None),
+            f"NaN and Inf {'refused' if settings.guard_nonfinite else 'accepted'}",
+            f"lease {settings.lease_s:g} s",
+            f"run id {run_id or 'as the first client says'}",
+        ]
+    )
 
 
 def _die(error: Exception, code: int) -> None:

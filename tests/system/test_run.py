@@ -90,8 +90,8 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_default(programs: Pr
     said = job.expect("ps-run: (.*)").group(1).split(", ")
     assert {"2 workers", "1 ps", "mode sync", "rule sgd", "lease 2.5 s", "grace 5 s", "run id monday"} <= set(said)
     settings = job.expect("settings: .*").group()
-    assert "mode='sync'" in settings
-    assert "lease_s=2.5" in settings
+    assert "mode sync" in settings
+    assert "lease 2.5 s" in settings
 
 
 def test_a_rule_of_the_users_own_works_by_file_and_name(programs: Programs) -> None:

@@ -142,12 +142,14 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_default(programs: Pr
     cluster = free_cluster()
     environment = {"PARAMSERVER_MODE": "sync", "PARAMSERVER_LEASE": "3.5"}
     (server,) = programs.servers(cluster, "--mode", "ssp", env=environment)
-    settings = server.expect("settings: .*").group()  # resolved once, and printed at start
-    assert "mode='ssp'" in settings  # the flag
-    assert "lease_s=3.5" in settings  # the environment
-    assert "guard_nonfinite=False" in settings  # the default
+    settings = server.expect("settings: (.*)").group(1)  # resolved once, and printed at start
+    told, run_id = settings.rsplit(" ", 1)
+    assert told == (
+        "ps 0 of 1, 1 worker, mode ssp, rule as the first init says, NaN and Inf accepted, lease 3.5 s, run id"
+    )  # the mode by the flag, the lease by the environment, the rest by default
     with client.connect(cluster, worker=0) as worker:
         assert worker.status()["mode"] == "ssp"
+        assert worker.status()["run_id"] == run_id
 
 
 @pytest.mark.parametrize("how", ["--cluster JSON", "--cluster @FILE", "TF_CONFIG and --index"])

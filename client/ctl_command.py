@@ -104,7 +104,7 @@ def status(target: str, only: bool, as_json: bool, timeout_s: float) -> None:
 def stop(target: str, only: bool, as_json: bool, timeout_s: float) -> None:
     """Stop all ps of the cluster and wait until they serve no longer. Workers that wait are told why."""
     answers, missing = _reach(target, only, timeout_s)
-    request = pb.StopRequest(reason=f"ps-ctl stop ({socket.gethostname()}, pid {os.getpid()})")
+    request = pb.StopRequest(reason=f"stopped by ps-ctl stop ({socket.gethostname()}, pid {os.getpid()})")
 
     def stopped(answer: Answer) -> bool:
         peer, _ = answer

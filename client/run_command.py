@@ -217,7 +217,7 @@ def main(
       3      no port could be kept
       4      a ps did not serve in time
       127    COMMAND cannot be executed
-      128+n  signal n ended ps-run or the worker that failed
+      128+n  signal n ended ps-run or the worker that failed; 143 also when `ps-ctl stop` ended the job
       other  the code of the first worker or ps that failed
 
     A flag wins over its environment variable, which wins over the default.

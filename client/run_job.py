@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ _EXIT_CANNOT_EXECUTE = 127
 _NEW_PORTS_AT_MOST = 3
 _LAST_WORDS_S = 0.5
 _FLUSH_S = 2.0
+# What a ps writes to its log when a client, such as ps-ctl, asks it to stop, before anybody else hears of it.
+_TOLD_TO_STOP = re.compile(rb"ps \d+ is told to stop: (.*)")
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,14 @@ class Job:
             code = exit_status(-signal.SIGPIPE) if isinstance(error, BrokenPipeError) else _EXIT_FAILED
             self._interrupted.set_result(Interrupt(signal.SIGTERM, cause, code))
 
+    def _told_to_stop(self, name: str, reason: str) -> None:
+        """A ps stops because somebody said so: then the failures of the workers that follow are no news."""
+        done = self._workers and all(worker.exited.done() and worker.exited.result() == 0 for worker in self._workers)
+        if not done and not self._ending and not self._interrupted.done():
+            self._interrupted.set_result(
+                Interrupt(signal.SIGTERM, f"{name} was {reason}", exit_status(-signal.SIGTERM))
+            )
+
     # The job itself.
 
     async def _work(self) -> None:
@@ -172,13 +183,17 @@ class Job:
             if line.strip() == announcement and not serving.done():
                 serving.set_result(None)
 
+        def listen(line: bytes) -> None:
+            if match := _TOLD_TO_STOP.search(line):
+                self._told_to_stop(f"ps {index}", match[1].decode(errors="replace"))
+
         environment = {**self._settings.environment, "TF_CONFIG": tf_config(cluster, "ps", index)}
         process = self._table.start(f"ps {index}", address, self._settings.server, environment)
         self._servers.append(process)
         out, err = process.pipes
         self._relays[process] = [
             self._display.relay(process.name, out, False, watch),
-            self._display.relay(process.name, err, True),
+            self._display.relay(process.name, err, True, listen),
         ]
         return serving
 

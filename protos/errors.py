@@ -75,7 +75,7 @@ class ParameterServerError(Exception):
         where = f"ps {self.ps} ({self.address}): " if self.ps is not None else ""
         what = f"{self.field}: " if self.field else ""
         details = [f"got {self.got}" if self.got else "", f"expected {self.expected}" if self.expected else ""]
-        detail = ", ".join(part for part in details if part)
+        detail = ", ".join(part for part in details if part) if self.expected else self.got  # a reason
         text = f"{where}{what}{self.summary}" + (f": {detail}" if detail else "")
         return text + (f". {self.hint}" if self.hint else "")
 
@@ -201,7 +201,9 @@ class PeerUnavailable(Unavailable):
 
 
 class ServerStopping(Unavailable):
-    summary = "the ps is stopping"
+    """`got` is why: "stopped by SIGTERM"."""
+
+    summary = "the job is over"
 
 
 class AddressInUse(ParameterServerError, OSError):

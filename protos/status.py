@@ -77,9 +77,9 @@ def from_rpc_error(error: grpc.RpcError, doing: str) -> errors.ParameterServerEr
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.WaitTimeout(field=doing, got="no answer before the deadline", expected="an answer")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-        return errors.PeerUnavailable(field=doing, got=details, expected="a ps that answers")
+        return errors.PeerUnavailable(field=doing, got=repr(details), expected="a ps that answers")
     if code == grpc.StatusCode.UNIMPLEMENTED:
         return errors.ProtocolMismatch(
-            field=doing, got=details, expected="a paramserver ps", hint="Something else listens at this address."
+            field=doing, got=repr(details), expected="a paramserver ps", hint="Something else listens at this address."
         )
     return errors.InternalError(field=doing, got=f"{code}: {details}", expected="an answer")

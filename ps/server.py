@@ -82,7 +82,7 @@ class Server:
         )
         self.shard = Shard(membership, settings.configuration, Story(self._write_event), settings.guard_nonfinite)
         self.ps_addresses = list(settings.ps_addresses)
-        self.servicer = Servicer(self.shard, self.ps_addresses, self.stop)
+        self.servicer = Servicer(self.shard, self.ps_addresses, self._told_to_stop)
         self._server = grpc.aio.server(options=OPTIONS)
         self._server.add_generic_rpc_handlers((self.servicer.handlers(),))
         self._health = health.HealthServicer()
@@ -123,6 +123,11 @@ class Server:
         """End, for this reason. Call on the event loop; the first reason stands."""
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(reason)
+
+    def _told_to_stop(self, reason: str) -> None:
+        """By a client, such as ps-ctl. Said before anybody else hears of it: ps-run reads this line and ends the job."""
+        log.warning("ps %d is told to stop: %s", self.settings.index, reason)
+        self.stop(reason)
 
     async def run(self) -> str:
         """Serve until the end and return the reason. Everybody who waits has been told, and the port is free again."""

@@ -110,7 +110,7 @@ class Servicer:
             await self._closing.wait()
         finally:
             self.shard.disconnected(session.id)
-        await _abort(context, ServerStopping(field="ps", got=self.shard.stopping, expected="a running ps"))
+        await _abort(context, ServerStopping(got=self.shard.stopping))
 
     async def _leave(self, request: pb.LeaveRequest) -> pb.LeaveReply:
         await self.shard.leave(request.session, request.reason)
@@ -172,7 +172,7 @@ class Servicer:
         )
 
     async def _stop(self, request: pb.StopRequest) -> pb.StopReply:
-        self._on_stop(request.reason or "stopped by a client")
+        self._on_stop(" ".join(request.reason.split()) or "stopped by a client")
         return pb.StopReply()
 
     # -- values and gradients ----------------------------------------------------------------------------------------

@@ -436,7 +436,7 @@ class Shard:
 
     def _check_running(self) -> None:
         if self.stopping:
-            raise ServerStopping(field="ps", got=self.stopping, expected="a running ps", hint="The job is over here.")
+            raise ServerStopping(got=self.stopping)
 
     def _worker_session(self, session_id: str, doing: str) -> Session[PushResult]:
         session = self.membership.session(session_id)

@@ -118,7 +118,7 @@ def test_a_ps_that_is_stopped_tells_the_worker_at_its_barrier_why(programs: Prog
     until(lambda: waits(worker))
     server.signal(number)
     stopped = waiting.error(errors.ServerStopping)
-    assert f"stopped by {number.name}" in str(stopped)
+    assert str(stopped) == f"ps 0 ({cluster['ps'][0]}): the job is over: stopped by {number.name}"
     assert (stopped.ps, stopped.address) == (0, cluster["ps"][0])
     with pytest.raises(errors.ServerStopping, match=number.name):  # also who comes later hears it
         worker.pull()
@@ -332,6 +332,17 @@ def test_ps_ctl_stop_ends_all_ps_while_a_worker_waits(programs: Programs) -> Non
     assert control.stdout.splitlines() == [f"ps {i} at {a}: stopped" for i, a in enumerate(cluster["ps"])]
     assert [server.wait() for server in servers] == [0, 0]
     assert_nothing_left(programs, cluster["ps"])
+
+
+def test_ps_run_says_in_one_line_that_its_job_was_stopped_by_ps_ctl(programs: Programs) -> None:
+    job, addresses = stuck_job(programs, "--grace", "3600")
+    control = programs.ctl("stop", "--target", addresses[0])
+    assert control.wait() == 0
+    assert job.wait() == 128 + signal.SIGTERM
+    said = [line for line in job.stderr.splitlines() if line.startswith("ps-run: ")]
+    assert len(said) == 1, said  # the workers fail because of it, or are stopped: that is no news
+    job.expect(rf"^ps-run: ps \d was stopped by ps-ctl stop \(.*, pid {control.pid}\); stopping the job$")
+    assert_nothing_left(programs, addresses)
 
 
 # ---- many ----------------------------------------------------------------------------------------------------------

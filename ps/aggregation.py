@@ -1,55 +1,160 @@
-"""How do the gradients of several workers become one?
+"""How do the gradients of several workers become one, in a step of sync mode?
 
-The mean, summed in the order of worker indices, so that sync training gives the same bits whatever the order of arrival.
-16-bit gradients are summed in float32. It must not know who was asked to contribute. Next: ps/consistency.py, which decides.
+What the rule's aggregation says (ps/rules/aggregations.py), fed page by page, in the order of worker indices, so that sync
+training gives the same bits whatever the order of arrival. 16-bit gradients become float32 and stay it. Distances between
+workers are over the whole model, so they are asked of all shards by `yield`, as in ps/apply.py.
+
+It must not know who was asked to contribute. Next: ps/consistency.py, which decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from protos.codec import Array
-from ps.apply import compute, densify
+from protos.errors import RuleFailed
+from ps.apply import Exchange, alone
+from ps.feed import compute, densify
+from ps.rules.aggregations import Aggregation, Mean
 from ps.variable import DenseGradient, Gradient, Gradients, Paged, ShardState, SparseGradient, frozen, sparse_gradient
 
 
+@dataclass(frozen=True)
+class Contribution:
+    """What one worker pushed for a step. weight: its batch size, or 1."""
+
+    gradients: Gradients
+    weight: float = 1.0
+
+
 def mean(contributions: Mapping[int, Gradients], state: ShardState) -> Gradients:
-    """The mean over workers of what each pushed, by partition id.
+    """The plain mean over workers of what each pushed, by partition id. See `aggregating`."""
+    return alone(aggregating(Mean(), {w: Contribution(gradients) for w, gradients in contributions.items()}, state))
+
+
+def aggregating(
+    aggregation: Aggregation, contributions: Mapping[int, Contribution], state: ShardState
+) -> Exchange[Gradients]:
+    """One gradient for each partition that somebody pushed for, by partition id, from what each worker pushed.
 
     A worker that pushed nothing for a partition counts as zero there, as it would in one process with the union batch;
     a partition that nobody pushed for is left out.
     """
     ordered = [contributions[worker] for worker in sorted(contributions)]
+    pushed = [contribution.gradients for contribution in ordered]
+    if len(ordered) == 1:
+        return pushed[0]
+    distances = np.empty((0, 0))
+    if aggregation.needs_distances:
+        flat = yield _squared_distances(pushed, state).reshape(-1)
+        distances = flat.reshape(len(ordered), len(ordered))
+    shares = None
+    if aggregation.linear:
+        shares = _shares(aggregation, np.array([contribution.weight for contribution in ordered]), distances)
     result: dict[int, Gradient] = {}
     for index, partition in enumerate(state.partitions):
-        present = [gradients[index] for gradients in ordered if index in gradients]
-        if present:
-            result[index] = _mean(present, len(ordered), partition.value)
+        present = [(gradients[index], at) for at, gradients in enumerate(pushed) if index in gradients]
+        if not present:
+            continue
+        if shares is not None:
+            result[index] = _weighted_mean(
+                [(gradient, shares[at]) for gradient, at in present], sum(shares), partition.value
+            )
+        else:
+            zeros = [None] * (len(ordered) - len(present))
+            result[index] = _combined(aggregation, [*(gradient for gradient, _ in present), *zeros], partition.value)
     return result
 
 
-def _mean(gradients: Sequence[Gradient], count: int, like: Paged) -> Gradient:
-    if count == 1:
-        return gradients[0]
-    sparse = [gradient for gradient in gradients if isinstance(gradient, SparseGradient)]
-    if len(sparse) == len(gradients):
-        total = sparse_gradient(
-            np.concatenate([gradient.indices for gradient in sparse]),
-            np.concatenate([compute(gradient.rows) for gradient in sparse]),
+def _shares(aggregation: Aggregation, weights: Array, distances: Array) -> list[float]:
+    with np.errstate(all="ignore"):
+        shares = np.asarray(aggregation.shares(weights, distances), np.float64)
+    if shares.shape != weights.shape or not np.isfinite(shares).all() or (shares < 0).any() or not shares.sum():
+        raise RuleFailed(
+            field=f"aggregation {aggregation.name}, shares",
+            got=f"{shares.tolist()}",
+            expected=f"{len(weights)} numbers of 0 or more, not all 0",
+            hint="Nothing was applied.",
         )
-        return SparseGradient(total.indices, frozen((total.rows / count).astype(like.dtype, copy=False)))
-    dense = [densify(gradient, like) if isinstance(gradient, SparseGradient) else gradient for gradient in gradients]
+    return [float(share) for share in shares]
+
+
+def _weighted_mean(gradients: Sequence[tuple[Gradient, float]], total: float, like: Paged) -> Gradient:
+    """Σ share · gradient / total. Shares of 1 multiply nothing: the plain mean is a sum and one division."""
+    counted = [(gradient, share) for gradient, share in gradients if share]
+    sparse = [(gradient, share) for gradient, share in counted if isinstance(gradient, SparseGradient)]
+    if len(sparse) == len(counted) and sparse:
+        summed = sparse_gradient(
+            np.concatenate([gradient.indices for gradient, _ in sparse]),
+            np.concatenate([_times(gradient.rows, share) for gradient, share in sparse]),
+        )
+        return SparseGradient(summed.indices, frozen(summed.rows / total))
+    dense = [(_dense(gradient, like), share) for gradient, share in counted]
     pages = tuple(
-        _mean_page([gradient.value.pages[number] for gradient in dense], count) for number in range(len(like.pages))
+        _mean_page([(gradient.value.pages[number], share) for gradient, share in dense], total, page)
+        for number, page in enumerate(like.pages)
     )
-    return DenseGradient(Paged(like.shape, like.dtype, pages))
+    return DenseGradient(_wide(like, pages))
 
 
-def _mean_page(pages: Sequence[Array], count: int) -> Array:
-    total = compute(pages[0]).copy()  # the contributions stay as they came
-    for page in pages[1:]:
-        total += page
-    total /= count
-    return frozen(total.astype(pages[0].dtype, copy=False))
+def _mean_page(pages: Sequence[tuple[Array, float]], total: float, like: Array) -> Array:
+    if not pages:
+        return frozen(np.zeros_like(compute(like)))
+    mean = _times(*pages[0]).copy()  # the contributions stay as they came
+    for page, share in pages[1:]:
+        mean += _times(page, share)
+    mean /= total
+    return frozen(mean)
+
+
+def _times(array: Array, share: float) -> Array:
+    wide = compute(array)
+    return wide if share == 1 else wide * share
+
+
+def _combined(aggregation: Aggregation, gradients: Sequence[Gradient | None], like: Paged) -> Gradient:
+    """What an aggregation that looks at each element apart makes of them. None: zeros."""
+    dense = [_dense(gradient, like) if gradient is not None else None for gradient in gradients]
+    pages = []
+    for number, page in enumerate(like.pages):
+        zeros = np.zeros_like(compute(page))
+        stack = np.stack([compute(each.value.pages[number]) if each is not None else zeros for each in dense])
+        with np.errstate(all="ignore"):
+            combined = np.asarray(aggregation.combine(frozen(stack)))
+        if combined.shape != page.shape:
+            raise RuleFailed(
+                field=f"aggregation {aggregation.name}, combine",
+                got=f"{combined.dtype.name} {combined.shape}",
+                expected=f"{page.shape}",
+                hint="Nothing was applied.",
+            )
+        pages.append(frozen(combined.astype(stack.dtype, copy=False)))
+    return DenseGradient(_wide(like, tuple(pages)))
+
+
+def _wide(like: Paged, pages: tuple[Array, ...]) -> Paged:
+    """Pages in the precision of updates, of a gradient for `like`: it is rounded with the value, and not before."""
+    return Paged(like.shape, compute(np.empty(0, like.dtype)).dtype, pages)
+
+
+def _dense(gradient: Gradient, like: Paged) -> DenseGradient:
+    return densify(gradient, like) if isinstance(gradient, SparseGradient) else gradient
+
+
+def _squared_distances(pushed: Sequence[Gradients], state: ShardState) -> Array:
+    """(n, n): this shard's part of the squared distances between the workers' gradients."""
+    count = len(pushed)
+    distances = np.zeros((count, count))
+    for index, partition in enumerate(state.partitions):
+        dense = [_dense(gradients[index], partition.value) if index in gradients else None for gradients in pushed]
+        for number, page in enumerate(partition.value.pages):
+            zeros = np.zeros_like(compute(page))
+            wide = [compute(each.value.pages[number]) if each is not None else zeros for each in dense]
+            for one in range(count):
+                for other in range(one + 1, count):
+                    difference = wide[one] - wide[other]
+                    distances[one, other] += float(np.vdot(difference, difference))
+    return np.asarray(distances + distances.T)

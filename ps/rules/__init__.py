@@ -1,8 +1,25 @@
 """Update rules: numpy maths that runs on the ps. `register` makes one known; importing this package registers ours."""
 
 from ps.rules.adam import Adam
-from ps.rules.base import Context, UpdateRule, load_rules, make_rule, register, registered
-from ps.rules.momentum import Momentum
-from ps.rules.sgd import Sgd
+from ps.rules.aggregations import Aggregation
+from ps.rules.base import Context, UpdateRule, make_rule
+from ps.rules.configured import register, registered
+from ps.rules.files import load_rules
+from ps.rules.schedules import Schedule
+from ps.rules.sgd import Momentum, Sgd
+from ps.rules.transforms import Transform
 
-__all__ = ["Adam", "Context", "Momentum", "Sgd", "UpdateRule", "load_rules", "make_rule", "register", "registered"]
+__all__ = [
+    "Adam",
+    "Aggregation",
+    "Context",
+    "Momentum",
+    "Schedule",
+    "Sgd",
+    "Transform",
+    "UpdateRule",
+    "load_rules",
+    "make_rule",
+    "register",
+    "registered",
+]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ps.rules.base import Context, Floats, Updated, UpdateRule, register
+from ps.rules.base import Context, Floats, Updated, UpdateRule
+from ps.rules.configured import register
 
 
 @register("adam")

@@ -45,7 +45,7 @@ def test_a_variable_updated_page_by_page_equals_the_variable_updated_whole(
 ) -> None:
     # claim 7: how many pages there are is nobody's concern.
     value, gradients = rng.normal(size=shape).astype("f"), [rng.normal(size=shape).astype("f") for _ in range(5)]
-    whole: tuple[Any, ...] = (value, *(np.zeros_like(value) for _ in rule.slots))
+    whole: tuple[Any, ...] = (value, *(np.zeros_like(value) for _ in rule.slot_names()))
     with small_pages():
         now = prepared(rule, w=value)
         for step, gradient in enumerate(gradients):
@@ -53,7 +53,7 @@ def test_a_variable_updated_page_by_page_equals_the_variable_updated_whole(
             answer = rule.update(Context(step, rule.learning_rate), whole[0], gradient, *whole[1:])
             whole = answer if isinstance(answer, tuple) else (answer,)
     np.testing.assert_array_equal(now.partitions[0].value.whole(), whole[0])
-    for name, slot in zip(rule.slots, whole[1:]):
+    for name, slot in zip(rule.slot_names(), whole[1:]):
         np.testing.assert_array_equal(now.partitions[0].slots[name].whole(), slot)
 
 
@@ -159,13 +159,13 @@ THREE = np.zeros(3, np.float32)
 @pytest.mark.parametrize(
     ("answer", "field", "got", "expected"),
     [
-        (THREE, "rule answers", "1 arrays from update", "2: value, m"),
-        ((THREE, THREE, THREE), "rule answers", "3 arrays from update", "2: value, m"),
-        (None, "rule answers", "1 arrays from update", "2: value, m"),
-        ((THREE[:2], THREE), "rule answers, value of w", "float32 (2,)", "floats (3,)"),
-        ((THREE, 0.5), "rule answers, m of w", "float64 ()", "floats (3,)"),
-        ((THREE, [None] * 3), "rule answers, m of w", "object (3,)", "floats (3,)"),
-        ((THREE + 1j, THREE), "rule answers, value of w", "complex64 (3,)", "floats (3,)"),
+        (THREE, "rule answers", "1 arrays", "2: value, m"),
+        ((THREE, THREE, THREE), "rule answers", "3 arrays", "2: value, m"),
+        (None, "rule answers", "1 arrays", "2: value, m"),
+        ((THREE[:2], THREE), "rule answers, value of w", "float32 (2,)", "float32 (3,)"),
+        ((THREE, 0.5), "rule answers, m of w", "float64 ()", "float32 (3,)"),
+        ((THREE, [None] * 3), "rule answers, m of w", "object (3,)", "float32 (3,)"),
+        ((THREE + 1j, THREE), "rule answers, value of w", "complex64 (3,)", "float32 (3,)"),
     ],
 )
 def test_a_wrong_answer_is_told_by_name(answer: Any, field: str, got: str, expected: str) -> None:
@@ -206,7 +206,7 @@ def test_narrow_floats_are_updated_in_float32_and_rounded_once(rule: UpdateRule,
     value, gradient = rng.normal(size=50).astype(dtype), rng.normal(size=50).astype(dtype)
     now = update(prepared(rule, w=value), rule, {0: dense(gradient)})
     wide, wide_gradient = value.astype("f"), gradient.astype("f")
-    zeros = [np.zeros_like(wide) for _ in rule.slots]
+    zeros = [np.zeros_like(wide) for _ in rule.slot_names()]
     answer = rule.update(Context(0, rule.learning_rate), wide, wide_gradient, *zeros)
     expected = answer[0] if isinstance(answer, tuple) else answer
     result = now.partitions[0].value.whole()
@@ -235,7 +235,7 @@ def test_a_sparse_gradient_updates_its_rows_and_leaves_the_others_alone(rule: Up
         whole[[5, 6]] = rows
         all_rows = update(before, rule, {0: dense(whole)})
     old, new, other = before.partitions[0], after.partitions[0], all_rows.partitions[0]
-    for name in ("value", *rule.slots):
+    for name in ("value", *rule.slot_names()):
         now, then, full = (p.value if name == "value" else p.slots[name] for p in (new, old, other))
         np.testing.assert_array_equal(now.whole()[[5, 6]], full.whole()[[5, 6]])  # as a dense gradient would
         assert [a is b for a, b in zip(now.pages, then.pages)] == [True, False, True]
@@ -309,7 +309,8 @@ def test_a_rule_is_told_step_staleness_worker_and_learning_rate() -> None:
     one = dense(np.ones(1, np.float32))
     now = update(now, rule, {0: one, 1: one}, staleness=3, worker=2)
     update(now, rule, {0: one}, staleness=0, worker=None)
-    assert told == [Context(0, 0.25, 3, 2), Context(0, 0.25, 3, 2), Context(1, 0.25, 0, None)]
+    first = [Context(0, 0.25, 3, 2, variable=name) for name in "ab"]
+    assert told == [*first, Context(1, 0.25, 0, None, push=1, variable="a")]
 
 
 def test_state_that_takes_no_gradient_gets_no_slots() -> None:

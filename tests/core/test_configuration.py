@@ -54,6 +54,6 @@ def test_a_conflict_prints_both(field: str, mine: Any, theirs: Any, got: str, ex
 
 
 def test_a_rule_that_is_none_is_refused_on_either_side() -> None:
-    for sides in [(Configuration(rule="nadam"), NOTHING), (NOTHING, Configuration(rule="sgd:momentum=0.9"))]:
+    for sides in [(Configuration(rule="nadamm"), NOTHING), (NOTHING, Configuration(rule="sgd:momentums=0.9"))]:
         with pytest.raises(RuleError):
             agree(*sides)

@@ -27,10 +27,10 @@ def problem(shape: tuple[int, ...]) -> tuple[Any, Any]:
 
 
 def our_path(rule: UpdateRule, value: Any, gradients: Any) -> Any:
-    slots = [rule.init_slot(name, value) for name in rule.slots]
+    slots = [rule.init_slot(name, value) for name in rule.slot_names()]
     path = []
     for step, gradient in enumerate(gradients):
-        answer = rule.update(Context(step, rule.learning_rate), value, gradient, *slots)
+        answer = rule.update(Context(step, rule.rate_at(step)), value, gradient, *slots)
         value, *slots = answer if isinstance(answer, tuple) else (answer,)
         path.append(np.asarray(value, np.float32))
     return np.array(path)

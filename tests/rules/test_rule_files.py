@@ -11,7 +11,7 @@ import pytest
 
 from protos.errors import RuleError
 from ps.apply import apply, with_slots
-from ps.rules import UpdateRule, base, load_rules, make_rule, registered
+from ps.rules import UpdateRule, configured, load_rules, make_rule, registered
 from ps.variable import ShardState
 from tests.core.builders import dense, partition
 
@@ -37,10 +37,10 @@ class Signum(UpdateRule):
 
 @pytest.fixture(autouse=True)
 def registry() -> Iterator[None]:
-    before = dict(base._RULES)
+    before = dict(configured._REGISTRY["rule"])
     yield
-    base._RULES.clear()
-    base._RULES.update(before)
+    configured._REGISTRY["rule"].clear()
+    configured._REGISTRY["rule"].update(before)
 
 
 def write(tmp_path: Path, text: str, name: str = "mine.py") -> Path:
@@ -88,7 +88,7 @@ def test_a_file_may_replace_a_rule_of_ours(tmp_path: Path) -> None:
         ("import no_such_module_anywhere", "ModuleNotFoundError", "a file that imports"),
         (SIGNUM + "\n1 / 0", "ZeroDivisionError: division by zero", "a file that imports"),
         (SIGNUM.replace('("velocity",)', '"velocity"'), "'velocity'", "a tuple of names: ('velocity',)"),
-        (SIGNUM.replace("(UpdateRule)", ""), "<class", "a subclass of ps.rules.UpdateRule"),
+        (SIGNUM.replace("(UpdateRule)", ""), "<class", "a subclass of UpdateRule"),
     ],
 )
 def test_a_wrong_file_is_told_and_registers_nothing(tmp_path: Path, text: str, got: str, expected: str) -> None:

@@ -50,6 +50,14 @@ def _plural(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
+def _check_mode(mode: str | None, slack: int | None, backup_workers: int | None) -> None:
+    """A flag that only one mode has is refused without it: no init could make sense of it later."""
+    for flag, value, its_mode in (("--slack", slack, "ssp"), ("--backup-workers", backup_workers or None, "sync")):
+        if value is not None and mode != its_mode:
+            got = f"with --mode {mode}" if mode else "without --mode"
+            raise click.UsageError(f"got {flag} {value} {got}, expected --mode {its_mode}, which alone has it")
+
+
 def _children_environment(
     ps_options: Iterable[str], run_id: str, connect_timeout_s: float | None, wait_timeout_s: float | None
 ) -> dict[str, str]:
@@ -226,6 +234,7 @@ def main(
         raise click.UsageError("COMMAND is missing: what shall the workers run? Example: ps-run -- ps-worker model.py")
     if run_id == "":
         raise click.BadParameter("got an empty string, expected a name for the job", param_hint="--run-id")
+    _check_mode(ps_options["mode"], ps_options["slack"], ps_options["backup_workers"])
     program = _program(command)
     if program is None:
         why = "it is not found on PATH"

@@ -74,8 +74,9 @@ class ParameterServerError(Exception):
     def __str__(self) -> str:
         where = f"ps {self.ps} ({self.address}): " if self.ps is not None else ""
         what = f"{self.field}: " if self.field else ""
-        details = [f"got {self.got}" if self.got else "", f"expected {self.expected}" if self.expected else ""]
-        detail = ", ".join(part for part in details if part) if self.expected else self.got  # a reason
+        detail = self.got  # where nothing is expected in its place it is a reason, and stands alone
+        if self.expected:
+            detail = (f"got {self.got}, " if self.got else "") + f"expected {self.expected}"
         text = f"{where}{what}{self.summary}" + (f": {detail}" if detail else "")
         return text + (f". {self.hint}" if self.hint else "")
 

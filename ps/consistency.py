@@ -239,10 +239,18 @@ def make_consistency(
     if mode not in MODES:
         raise ConfigurationConflict(field="mode", got=repr(mode), expected=", ".join(MODES))
     if slack is not None and mode != "ssp":
-        raise ConfigurationConflict(field="slack", got=f"slack {slack} with mode {mode}", expected="mode ssp")
+        raise ConfigurationConflict(
+            field="slack",
+            got=f"slack {slack} with mode {mode}",
+            expected="mode ssp",
+            hint="--slack, or slack= of init, is for mode ssp only.",
+        )
     if backup_workers and mode != "sync":
         raise ConfigurationConflict(
-            field="backup_workers", got=f"{backup_workers} with mode {mode}", expected="mode sync"
+            field="backup_workers",
+            got=f"{backup_workers} with mode {mode}",
+            expected="mode sync",
+            hint="--backup-workers, or backup_workers= of init, is for mode sync only.",
         )
     if backup_workers and backup_workers >= membership.num_workers:
         raise ConfigurationConflict(

@@ -131,6 +131,20 @@ def test_mode_and_rule_may_come_from_either_side_and_a_conflict_prints_both() ->
             server.init(start, slack=3)
 
 
+@pytest.mark.parametrize(
+    ("option", "mode", "flag"), [({"slack": 2}, "ssp", "--slack"), ({"backup_workers": 1}, "sync", "--backup-workers")]
+)
+def test_an_option_of_one_mode_may_come_before_the_mode(option: dict[str, int], mode: str, flag: str) -> None:
+    # The ps was told the option, and the first init says the mode; one that does not have it is refused by the flag's name.
+    start = {"w": np.zeros(2, np.float32)}
+    with ps.LocalCluster(rule="sgd", workers=2, **option) as local, client.connect(local.cluster, worker=0) as server:
+        for other in ("async", None):
+            with pytest.raises(ConfigurationConflict, match=f"with mode async, expected mode {mode}. {flag}, or "):
+                server.init(start, mode=other)
+        server.init(start, mode=mode)
+        assert server.status()[next(iter(option))] == next(iter(option.values()))
+
+
 def test_a_later_init_that_differs_is_refused_by_name() -> None:
     w, b = np.zeros((4, 2), np.float32), np.zeros(3, np.float32)
     with ps.LocalCluster(servers=2) as local, client.connect(local.cluster, worker=0) as server:

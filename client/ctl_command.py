@@ -1,7 +1,7 @@
 """The command line of `ps-ctl`: what do the ps of a job say of themselves, and how are they told to stop?
 
 Status and Stop need no session, so this works beside any job, also one whose workers are all stuck. It must not know
-variables or modes. Read next: client/status.py (how the answers become one dict), client/transport.py (one ps).
+variables or modes. Read next: client/status.py (one ps, and how the answers become one dict).
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from client.status import Status, job_status
-from client.transport import Peer
-from client.watchdog import Watchdog
+from client.status import Answer, Status, ask, job_status
 from protos import parameter_server_pb2 as pb
 from protos.cluster import check_address
 from protos.errors import ClusterError, ParameterServerError, Unavailable, WaitTimeout
@@ -34,7 +32,6 @@ _POLL_S = 0.05
 _NOT_A_TERMINAL_COLUMNS = 200
 
 T = TypeVar("T")
-Answer = tuple[Peer, pb.StatusReply]
 
 EPILOG = """\b
 Examples:
@@ -137,7 +134,7 @@ def _reach(target: str, only: bool, timeout_s: float) -> tuple[list[Answer], lis
     Ends the program when the target itself does not answer: who the others are, only it can say.
     """
     try:
-        first = _ask(target, timeout_s)
+        first = ask(target, timeout_s)
     except ParameterServerError as error:
         unreachable = isinstance(error, (Unavailable, WaitTimeout))
         hint = " See whether it is up and the address is right." if unreachable else ""
@@ -148,7 +145,7 @@ def _reach(target: str, only: bool, timeout_s: float) -> tuple[list[Answer], lis
 
     def ask_or_none(address: str) -> Answer | None:
         try:
-            return _ask(address, timeout_s)
+            return ask(address, timeout_s)
         except ParameterServerError:
             return None  # named by whoever called us, beside what the others said
 
@@ -156,19 +153,6 @@ def _reach(target: str, only: bool, timeout_s: float) -> tuple[list[Answer], lis
     answers = [first, *(answer for answer in found if answer is not None)]
     missing = [address for address, answer in zip(others, found) if answer is None]
     return sorted(answers, key=lambda answer: answer[1].ps_index), missing
-
-
-def _ask(address: str, timeout_s: float) -> Answer:
-    """The status of one ps. A connection that is refused is an answer too: nothing is tried twice."""
-    peer = Peer(0, address, Watchdog(), timeout_s)
-    try:
-        reply: pb.StatusReply = peer.call("Status", pb.StatusRequest(), timeout_s)
-    except ParameterServerError as error:
-        peer.close()
-        error.ps = None  # which one it is, is what we wanted to know
-        raise
-    peer.index = reply.ps_index
-    return peer, reply
 
 
 def _at_once(ask: Callable[[Any], T], whom: Sequence[Any]) -> list[T]:
@@ -184,7 +168,7 @@ def _until_down(address: str, timeout_s: float) -> bool:
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         try:
-            peer, _ = _ask(address, timeout_s)
+            peer, _ = ask(address, timeout_s)
         except Unavailable:
             return True
         except WaitTimeout:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from client.run_display import Display
+from client.run_members import worker_states
 from client.run_output import Relay, Sink
 from client.run_ports import choose_addresses, tf_config
 from client.run_processes import Process, ProcessTable, describe_exit, exit_status
@@ -28,6 +29,7 @@ _EXIT_CANNOT_EXECUTE = 127
 _NEW_PORTS_AT_MOST = 3
 _LAST_WORDS_S = 0.5
 _FLUSH_S = 2.0
+_ASK_AGAIN_S = 0.5
 # What a ps writes to its log when a client, such as ps-ctl, asks it to stop, before anybody else hears of it.
 _TOLD_TO_STOP = re.compile(rb"ps \d+ is told to stop: (.*)")
 
@@ -257,16 +259,30 @@ class Job:
             await asyncio.wait(running + serving, return_when=asyncio.FIRST_COMPLETED)
 
     async def _until_servers_leave(self) -> None:
-        """The ps end when all workers have left; those of a command that never joined wait, and are told to stop."""
-        await asyncio.wait([process.exited for process in self._servers], timeout=self._settings.leave_s)
+        """The ps end when all workers have left, or were lost. For one that never came they would wait for ever: so we ask."""
+        deadline = self._loop.time() + self._settings.leave_s
+        while waiting := [process for process in self._servers if not process.exited.done()]:
+            states = await worker_states([process.address for process in waiting])
+            never = [worker for worker, seen in states.items() if seen == {"expected"}]
+            if never and not any("active" in seen for seen in states.values()):
+                self._say_who_never_came(never)
+                if lost := ", ".join(f"worker {worker}" for worker, seen in states.items() if "lost" in seen):
+                    raise JobFailed(f"lost without leaving: {lost}", _EXIT_FAILED)
+                return  # and the ps are stopped
+            left_s = deadline - self._loop.time()
+            if left_s <= 0:
+                names = ", ".join(process.name for process in waiting)
+                what = f"all workers ended, but {names} did not within {self._settings.leave_s:g} s: stopped"
+                self._display.complain(what)
+                break
+            await asyncio.wait([process.exited for process in waiting], timeout=min(left_s, _ASK_AGAIN_S))
         for process in self._servers:
             await self._raise_if_failed(process)
-        if waiting := [process for process in self._servers if not process.exited.done()]:
-            names = ", ".join(process.name for process in waiting)
-            self._display.complain(
-                f"all workers ended, but {names} did not within {self._settings.leave_s:g} s: stopped "
-                "(did every worker connect?)"
-            )
+
+    def _say_who_never_came(self, never: list[int]) -> None:
+        alone = len(never) == self._settings.workers
+        who = "the command" if alone else ", ".join(f"worker {worker}" for worker in never)
+        self._display.complain(f"{who} ended without ever connecting to the ps")
 
     async def _raise_if_failed(self, process: Process) -> None:
         if process.exited.done() and (code := process.exited.result()) != 0:

@@ -9,10 +9,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from client.transport import Peer
+from client.watchdog import Watchdog
 from protos import parameter_server_pb2 as pb
+from protos.errors import ParameterServerError
 
 # step, mode, rule, slack, backup_workers, run_id, and "ps": a list with one entry per ps.
 Status = dict[str, Any]
+
+
+Answer = tuple[Peer, pb.StatusReply]
+
+
+def ask(address: str, timeout_s: float) -> Answer:
+    """The status of one ps, without being a client of it. A refused connection is an answer: nothing is tried twice."""
+    peer = Peer(0, address, Watchdog(), timeout_s)
+    try:
+        reply: pb.StatusReply = peer.call("Status", pb.StatusRequest(), timeout_s)
+    except ParameterServerError as error:
+        peer.close()
+        error.ps = None  # which one it is, is what we wanted to know
+        raise
+    peer.index = reply.ps_index
+    return peer, reply
 
 
 def ps_status(peer: Peer, reply: pb.StatusReply) -> dict[str, Any]:

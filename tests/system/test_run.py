@@ -127,8 +127,34 @@ def test_a_command_that_never_joins_does_not_keep_the_ps(programs: Programs) -> 
     job = programs.run("-n", "1", "--", PYTHON, "-c", "print('hello')")
     assert job.wait() == 0
     assert "[worker 0] hello" in job.stdout
-    assert "all workers ended, but ps 0 did not within 12 s: stopped (did every worker connect?)" in job.stderr
+    assert "ps-run: the command ended without ever connecting to the ps" in job.stderr
     programs.assert_none_left()
+
+
+def test_a_worker_that_never_joins_is_named_and_the_others_do_not_wait_for_it(programs: Programs) -> None:
+    script = programs.file(
+        "import client, json, os\n"
+        "index = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
+        "if index != 1:\n"
+        "    client.connect().leave()\n"
+    )
+    job = programs.run("-n", "3", "-s", "2", "--lease", "3600", "--", PYTHON, script)
+    assert job.wait() == 0
+    assert "ps-run: worker 1 ended without ever connecting to the ps" in job.stderr
+    programs.assert_none_left()
+
+
+def test_a_lost_worker_is_not_forgotten_over_one_that_never_joined(programs: Programs) -> None:
+    script = programs.file(
+        "import client, json, os\n"
+        "if json.loads(os.environ['TF_CONFIG'])['task']['index'] == 0:\n"
+        "    client.connect()\n"
+        "    os._exit(0)\n"
+    )
+    job = programs.run("-n", "2", "--lease", "0.5", "--", PYTHON, script)
+    assert job.wait() == 1
+    assert "ps-run: worker 1 ended without ever connecting to the ps" in job.stderr
+    assert "ps-run: lost without leaving: worker 0" in job.stderr
 
 
 def test_what_a_worker_started_ends_with_the_job(programs: Programs) -> None:

@@ -213,6 +213,9 @@ def main(
     The job ends when all workers have ended. When one fails, or a ps does, the rest is stopped and its exit code
     returned. Ctrl-C asks all to stop; a second one kills at once. No process is left behind.
 
+    When the reader of the output goes away, as in `ps-run ... | head`, the job is stopped as other programs are (141).
+    When the output is closed, or a disk is full, the job goes on without it.
+
     \b
     Examples:
       ps-run -n 2 -- ps-worker model.py --steps 100

@@ -131,10 +131,12 @@ class Job:
             self._hurry.set()
 
     def _lost_output(self, error: OSError) -> None:
-        if not self._ending and not self._interrupted.done():
+        """Nobody reads any more: as any program in a pipeline, the job ends. A disk that is full is no reason to stop."""
+        if not isinstance(error, BrokenPipeError):
+            self._display.complain(f"output is lost from here on ({error.strerror}); the job goes on")
+        elif not self._ending and not self._interrupted.done():
             cause = f"the output cannot be written any more ({error.strerror})"
-            code = exit_status(-signal.SIGPIPE) if isinstance(error, BrokenPipeError) else _EXIT_FAILED
-            self._interrupted.set_result(Interrupt(signal.SIGTERM, cause, code))
+            self._interrupted.set_result(Interrupt(signal.SIGTERM, cause, exit_status(-signal.SIGPIPE)))
 
     def _told_to_stop(self, name: str, reason: str) -> None:
         """A ps stops because somebody said so: then the failures of the workers that follow are no news."""

@@ -200,6 +200,26 @@ def test_a_reader_that_goes_away_ends_the_job(programs: Programs) -> None:  # su
     programs.assert_none_left()
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_job_whose_output_is_closed_goes_on_without_it(programs: Programs, closed: str) -> None:
+    flags = ["-n", "1", "-s", "2", "--rule", "sgd:learning_rate=1", "--"]
+    argv = ["sh", "-c", f'exec "$@" {closed}', "sh", PYTHON, "-m", "client.run", *flags, PYTHON, programs.file(TRAIN)]
+    job = programs.start("ps-run", argv)
+    assert job.wait() == 0
+    if closed == "2>&-":
+        job.expect(r"^\[worker 0\] worker 0 of 1: applied, w = \[-3.0, -3.0, -3.0\]$")
+    assert (job.stdout == "") == (">&-" in closed.split())
+    assert job.stderr == "" or "2>&-" not in closed
+    programs.assert_none_left()
+
+
+def test_a_full_disk_costs_the_output_and_not_the_job(programs: Programs) -> None:
+    with open("/dev/full", "wb") as full:
+        job = programs.run("-n", "1", "--rule", "sgd", "--", PYTHON, programs.file(TRAIN), stdout=full)
+        assert job.wait() == 0
+    job.expect(r"^ps-run: output is lost from here on \(No space left on device\); the job goes on$")
+
+
 def test_on_a_terminal_each_worker_gets_a_bar(programs: Programs) -> None:
     script = programs.file(
         "import json, os, sys\n"

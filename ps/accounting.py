@@ -22,7 +22,10 @@ class PushResult:
 
 @dataclass
 class Counters:
-    """Since the start of this ps. sent = applied + stale + duplicate + buffered (now); what was refused is not among sent."""
+    """Since the start of this ps. sent = applied + stale + duplicate + buffered (now); what was refused is not among sent.
+
+    refused: pushes that this ps refused, whatever for. What a client refuses before it sends anything reaches no ps.
+    """
 
     sent: int = 0
     applied: int = 0

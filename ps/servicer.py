@@ -38,6 +38,7 @@ log = logging.getLogger("paramserver.ps")
 Context = Any  # grpc.aio.ServicerContext: grpc ships no types
 OUTCOMES = {"applied": pb.OUTCOME_APPLIED, "buffered": pb.OUTCOME_BUFFERED, "stale": pb.OUTCOME_STALE}
 OUTCOMES["duplicate"] = pb.OUTCOME_DUPLICATE
+PUSHES = (pb.OPERATION_PUSH, pb.OPERATION_PUSH_PULL)
 SEATS = {pb.SEAT_UNDECIDED: Seat.UNDECIDED, pb.SEAT_COUNTED: Seat.COUNTED, pb.SEAT_PASSED_OVER: Seat.PASSED_OVER}
 
 
@@ -184,6 +185,7 @@ class Servicer:
             if request is grpc.aio.EOF:
                 return
             session_id = request.header.session or session_id
+            pushes = request.header.operation in PUSHES
             try:
                 operation = _Operation(self.shard, session_id, request.header)
                 error: ParameterServerError | None = None
@@ -202,6 +204,8 @@ class Servicer:
                 if request is grpc.aio.EOF:
                     return
             del request
+            if error is not None and pushes:
+                self.shard.counters.refused += 1  # what the shard itself refuses, it counts
             if operation is not None and error is None:
                 try:
                     answer, blocks = await operation.perform()
@@ -236,8 +240,7 @@ class _Operation:
         else:
             self.keys = [partition.key for partition in shard.ready_state().partitions]
         self._check_header()
-        pushes = self.kind in (pb.OPERATION_PUSH, pb.OPERATION_PUSH_PULL)
-        self.intake = Intake(self.keys, gradients=pushes)
+        self.intake = Intake(self.keys, gradients=self.kind in PUSHES)
         performers: dict[int, Callable[[], Awaitable[tuple[pb.Answer, Iterator[pb.Block]]]]] = {
             pb.OPERATION_INIT: self._init,
             pb.OPERATION_PULL: self._pull,
@@ -277,13 +280,12 @@ class _Operation:
 
     async def _push_gradients(self) -> PushResult:
         header = self.header
-        return await self.shard.push(
-            self.session,
-            header.sequence,
-            header.version,
-            self.intake.gradients(guard_nonfinite=self.shard.guard_nonfinite),
-            SEATS[header.seat],
-        )
+        try:
+            gradients = self.intake.gradients(guard_nonfinite=self.shard.guard_nonfinite)
+        except ParameterServerError:
+            self.shard.counters.refused += 1
+            raise
+        return await self.shard.push(self.session, header.sequence, header.version, gradients, SEATS[header.seat])
 
     async def _pull(self) -> tuple[pb.Answer, Iterator[pb.Block]]:
         state = await self.shard.pull(self.session, self.header.at_least, self.header.wait_ms / 1000)

@@ -301,18 +301,18 @@ class Shard:
         self, session: Session[PushResult], sequence: int, version: int, gradients: Gradients, seat: Seat
     ) -> PushResult:
         async with self._turn:
-            self._check_running()
-            self._worker_session(session.id, "push")
-            self.ready_state()
-            if (first := session.answers.get(sequence)) is not None:
-                return self.counters.count_again(first)
-            if sequence <= session.forgotten_through:
-                raise InvalidInput(
-                    field="sequence",
-                    got=sequence,
-                    expected=f"more than {session.forgotten_through}, whose answers are forgotten",
-                )
             try:
+                self._check_running()
+                self._worker_session(session.id, "push")
+                self.ready_state()
+                if (first := session.answers.get(sequence)) is not None:
+                    return self.counters.count_again(first)
+                if sequence <= session.forgotten_through:
+                    raise InvalidInput(
+                        field="sequence",
+                        got=sequence,
+                        expected=f"more than {session.forgotten_through}, whose answers are forgotten",
+                    )
                 return await self._perform(session, sequence, version, gradients, seat)
             except ParameterServerError:
                 self.counters.refused += 1

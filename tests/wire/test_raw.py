@@ -199,6 +199,26 @@ def test_headers_that_cannot_be() -> None:
         still_usable(peer)
 
 
+def test_every_push_that_a_ps_refuses_is_counted_once_whatever_for() -> None:
+    # claim 3: at the header, at a block, at the end of the blocks, or by the shard.
+    one = [block(2, data=bytes(40))]
+    nan = [block(2, data=np.full((5, 2), np.nan, np.float32).tobytes())]
+    headers = [{"seat": 9}, {"session": "unknown"}, {"partitions": [4]}, {"version": 1}, {"sequence": 0}]
+    wrong = [(blocks, {}) for _, blocks in BAD_GRADIENTS.values()] + [(nan, {})] + [(one, header) for header in headers]
+    with raw(guard=True) as (peer, observer):
+        for operation in (PUSH, pb.OPERATION_PUSH_PULL):
+            for blocks, header in wrong:
+                before = observer.status()["ps"][0]["counters"]
+                with pytest.raises(ParameterServerError):
+                    peer.operation(operation, blocks, **{"sequence": 1, **header})
+                assert observer.status()["ps"][0]["counters"] == before | {"refused": before["refused"] + 1}
+        for operation in (PULL, ASSIGN):  # what is refused of these is no push
+            before = observer.status()["ps"][0]["counters"]
+            with pytest.raises(ParameterServerError):
+                peer.operation(operation, [block(4, data=ROW)])
+            assert observer.status()["ps"][0]["counters"] == before
+
+
 def test_a_session_that_left_is_unknown() -> None:
     # claim 11
     with raw() as (peer, observer):

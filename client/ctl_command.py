@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import click
+from rich import box
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
@@ -188,33 +189,49 @@ def _exit_naming(missing: Sequence[str]) -> None:
 
 
 def _show(job: Status) -> None:
-    console = Console(
-        highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else _NOT_A_TERMINAL_COLUMNS
-    )
+    narrow = sys.stdout.isatty() or os.environ.get("COLUMNS")  # where somebody says how wide, no wider
+    console = Console(highlight=False, markup=False, emoji=False, width=None if narrow else _NOT_A_TERMINAL_COLUMNS)
     mode = job["mode"] or "not said yet"
     mode += "".join(f", {key.replace('_', ' ')} {job[key]}" for key in ("slack", "backup_workers") if job[key])
     console.print(f"run {job['run_id']}: mode {mode}, rule {job['rule'] or 'not said yet'}, step {job['step']}")
-    console.print(_ps_table(job))
-    console.print(_worker_table(job))
+    for table in (_holdings(job), _counters(job), _workers(job)):
+        console.print()
+        console.print(table)
 
 
-def _ps_table(job: Status) -> Table:
-    counters = list(job["ps"][0]["counters"])
-    table = Table("ps", "address", "mode", "rule", "version", "bytes", "of which slots", *counters)
-    for ps in job["ps"]:
-        rule = ps["rule"].partition(":")[0]  # in full above
-        sizes = (decimal(ps["bytes"]), decimal(ps["slot_bytes"]))
-        counts = (str(ps["counters"][key]) for key in counters)
-        table.add_row(str(ps["index"]), ps["address"], ps["mode"], rule, str(ps["version"]), *sizes, *counts)
+def _table(*headings: str) -> Table:
+    """Columns of numbers and words that stay whole; what wraps is added by the caller."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
     return table
 
 
-def _worker_table(job: Status) -> Table:
-    columns = ("state", "generation", "clock", "origin", "waiting_for")
-    table = Table("worker", *(column.replace("_", " ") for column in columns))
+def _holdings(job: Status) -> Table:
+    table = _table("ps", "version", "bytes", "of which slots")
+    table.add_column("address", overflow="fold")
+    for ps in job["ps"]:
+        sizes = decimal(ps["bytes"]), decimal(ps["slot_bytes"])
+        table.add_row(str(ps["index"]), str(ps["version"]), *sizes, ps["address"])
+    return table
+
+
+def _counters(job: Status) -> Table:
+    names = list(job["ps"][0]["counters"])
+    table = _table("ps", *names)
+    for ps in job["ps"]:
+        table.add_row(str(ps["index"]), *(str(ps["counters"][name]) for name in names))
+    return table
+
+
+def _workers(job: Status) -> Table:
+    table = _table("worker", "state", "generation", "clock")
+    for heading in ("origin", "waiting for"):
+        table.add_column(heading, overflow="fold")
     for worker in job["workers"]:
         index = worker["worker"]
         seen = {ps["index"]: row for ps in job["ps"] for row in ps["workers"] if row["worker"] == index}
+        columns = ("state", "generation", "clock", "origin", "waiting_for")
         cells = (_across({ps: str(row[column]) for ps, row in seen.items()}) for column in columns)
         table.add_row(str(index), *cells)
     return table

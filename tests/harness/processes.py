@@ -182,9 +182,9 @@ class Programs:
         """ps-run with these arguments."""
         return self.python("-m", "client.run", *argv, name="ps-run", env=env, **options)
 
-    def ctl(self, *argv: str) -> Program:
+    def ctl(self, *argv: str, env: Mapping[str, str] | None = None) -> Program:
         """ps-ctl with these arguments."""
-        return self.python("-m", "client.ctl", *argv, name="ps-ctl")
+        return self.python("-m", "client.ctl", *argv, name="ps-ctl", env=env)
 
     # -- ending ------------------------------------------------------------------------------------------------------
 

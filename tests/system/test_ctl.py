@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 
 import numpy as np
 import pytest
 
 import client
+from client import ctl_command
 from tests.harness.processes import Programs, assert_free, free_cluster
 from tests.harness.threads import Task, until
 
@@ -27,22 +29,52 @@ def test_status_shows_every_ps_of_the_cluster_and_every_worker(programs: Program
         until(lambda: all(ps["workers"][0]["waiting_for"] for ps in first.status()["ps"]))
         control = programs.ctl("status", "--target", cluster["ps"][1])  # any of them knows the others
         assert control.wait() == 0
-        heading, *rows = control.stdout.splitlines()
+        heading, *tables = control.stdout.split("\n\n")
         assert f"run {first.status()['run_id']}: mode sync, rule momentum:learning_rate=0.5," in heading
         assert heading.endswith("step 0")
-        table = [[cell.strip() for cell in row.strip("│").split("│")] for row in rows if row.startswith("│")]
-        by_first = {(row[0], len(row)): row for row in table}
-        for index, address in enumerate(cluster["ps"]):
-            shown = by_first[str(index), 14]
-            assert shown[:5] == [str(index), address, "sync", "momentum", "0"]
-            assert shown[7:10] == ["1", "0", "1"]  # sent, applied, buffered
-        assert by_first["0", 6][1:4] == ["active", "1", "1"]  # generation, clock
-        assert by_first["0", 6][5] == "worker 2 (never joined)"
-        assert by_first["1", 6][1] == "left"
-        assert by_first["2", 6][1] == "expected"
+        holdings, counters, workers = (
+            [re.split(" {2,}", row.rstrip()) for row in table.splitlines()] for table in tables
+        )
+        assert holdings[0] == ["ps", "version", "bytes", "of which slots", "address"]
+        assert [[row[0], row[1], row[4]] for row in holdings[2:]] == [
+            ["0", "0", cluster["ps"][0]],
+            ["1", "0", cluster["ps"][1]],
+        ]
+        assert counters[0][:4] == ["ps", "sent", "applied", "buffered"]
+        assert [row[:4] for row in counters[2:]] == [["0", "1", "0", "1"], ["1", "1", "0", "1"]]
+        assert workers[2][:4] == ["0", "active", "1", "1"]  # generation, clock
+        assert workers[2][5] == "worker 2 (never joined)"
+        assert [row[1] for row in workers[2:]] == ["active", "left", "expected"]
+        narrow = programs.ctl("status", "--target", cluster["ps"][1], env={"COLUMNS": "80"})
+        assert narrow.wait() == 0
+        assert max(map(len, narrow.stdout.splitlines())) <= 80
+        assert "…" not in narrow.stdout
         assert waiting.running
         client.connect(cluster, worker=2).leave()
         waiting.result()
+
+
+def test_large_numbers_and_long_names_are_whole_in_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many = 123_456_789
+    counters = dict.fromkeys(("sent", "applied", "buffered", "stale", "duplicate", "refused", "pulls"), many)
+    origin, missing = (
+        "a-host-with-a-long-name.example.com, pid 4194304",
+        "worker 1 (never joined), worker 2 (never joined)",
+    )
+    row = {"state": "expected", "generation": many, "clock": many, "origin": origin, "waiting_for": missing}
+    workers = [row | {"worker": 0}]
+    one = {"version": many, "bytes": 7 * 10**11, "slot_bytes": 4 * 10**11, "counters": counters, "workers": workers}
+    address = "a-ps-with-a-long-name.example.com:2222"
+    job = {"run_id": "8" * 16, "mode": "ssp", "slack": 3, "backup_workers": None, "rule": "adam:" + "beta=0.9," * 20}
+    monkeypatch.setenv("COLUMNS", "80")
+    ctl_command._show(job | {"step": many, "workers": workers, "ps": [one | {"index": 0, "address": address}]})
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.count(str(many)) == 11  # step, version, 7 counters, generation and clock
+    assert all(word in shown for word in (address, "700.0 GB", "400.0 GB"))
+    assert "…" not in shown  # what is too long is folded, not cut
 
 
 def test_json_is_what_the_client_says(programs: Programs) -> None:

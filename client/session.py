@@ -19,6 +19,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from client import at_exit
 from client.fork import Gate, register
 from client.retry import Retry
 from client.settings import Settings
@@ -87,6 +88,8 @@ class Session:
         for peer in self.peers:
             self.rejoin(peer)
         register(self.gate)
+        if self._identity.role == pb.ROLE_WORKER and not self._parent_id:
+            at_exit.register(self)
 
     def rejoin(self, peer: Peer, within_s: float | None = None) -> pb.JoinReply:
         """Join one ps, or find that the session there is alive. within_s: by default, as long as a connection may take."""
@@ -139,6 +142,14 @@ class Session:
     def generation(self) -> int:
         return self.peers[0].reply.generation
 
+    def say_goodbye(self, reason: str, gives_up_s: float) -> None:
+        """Leave at the end of the process: nothing is tried twice, and who is not connected is not told."""
+        self.left = True
+        request = pb.LeaveRequest(session=self.id, reason=reason)
+        for peer in self.peers:
+            if peer.joined and (left_s := gives_up_s - time.monotonic()) > 0:
+                peer.call("Leave", request, left_s)
+
     def _suspend(self) -> None:
         """The process forks: hold no grpc object."""
         for peer in self.peers:
@@ -168,6 +179,7 @@ class Session:
 
     def close(self) -> None:
         """End all connections."""
+        at_exit.unregister(self)
         self.watchdog.close()
         for peer in self.peers:
             peer.close()

@@ -119,10 +119,13 @@ class Peer:
         self._calls: set[Any] = set()
 
     def __repr__(self) -> str:
-        joined = self._join_call is not None and self._join_call.is_active()
-        return (
-            f"Peer(ps {self.index} at {self.address}, {'joined' if joined else 'not joined'}, {len(self._idle)} idle)"
-        )
+        joined = "joined" if self.joined else "not joined"
+        return f"Peer(ps {self.index} at {self.address}, {joined}, {len(self._idle)} idle)"
+
+    @property
+    def joined(self) -> bool:
+        """Whether the session's stream stands."""
+        return self._join_call is not None and self._join_call.is_active()
 
     # -- the session -------------------------------------------------------------------------------------------------
 

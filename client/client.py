@@ -17,12 +17,13 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from client import initialize
 from client.fanout import MARGIN_S, Fanout
+from client.headers import checked_version, milliseconds, positive, pull_headers, push_headers
 from client.model import MakeBlocks, Model, Receiver
+from client.norm import global_norm
 from client.partitioner import DEFAULT, Partitioner
 from client.results import PushResult, Values, push_result
 from client.session import Session, Who
@@ -32,7 +33,6 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import Array, wire_text
 from protos.errors import (
     InitConflict,
-    InvalidVersion,
     NotInitialized,
     NotJoined,
     ParameterServerError,
@@ -186,9 +186,12 @@ class Client:
         names: Sequence[str] | None = None,
         *,
         rows: Mapping[str, npt.ArrayLike] | None = None,
+        averages: bool = False,
         wait_timeout_s: float | None = None,
     ) -> Values:
         """The present values: all, those of `names`, or only some rows of some: {name: row numbers}.
+
+        averages: the moving averages that a rule with use_ema=true keeps, instead of the values; state without a rule as it is.
 
         In sync mode waits for the step that this worker pushed for, and all shards are of one version (for an observer they
         may differ while training goes on: see `.version`); in ssp waits while this worker leads by more than the slack.
@@ -203,7 +206,8 @@ class Client:
         row_makers, row_ids = model.row_blocks(rows or {})
         receiver = model.receiver([name for name in wanted if name not in row_ids], row_ids)
         wait_s = self._wait_s(wait_timeout_s)
-        headers = self._pull_headers(model, wanted, names is None and rows is None, row_ids, wait_s)
+        whole = None if names is None and rows is None else [name for name in wanted if name not in row_ids]
+        headers = pull_headers(model, whole, wait_s, averages=averages)
         versions = self._fanout(session).pull(headers, row_makers, receiver, wait_s, one_version=self._one_version)
         return self._pulled(session, receiver, versions)
 
@@ -212,30 +216,26 @@ class Client:
             self._versions = versions
         return Values(receiver.values, versions)
 
-    def _pull_headers(
-        self, model: Model, wanted: Sequence[str], everything: bool, row_ids: Mapping[str, object], wait_s: float
-    ) -> list[pb.Header]:
-        whole = [name for name in wanted if name not in row_ids]
-        partitions: list[list[int]] = [[] for _ in range(model.num_ps)] if everything else model.partitions(whole)
-        return [
-            pb.Header(
-                operation=pb.OPERATION_PULL, partitions=mine, by_rows=not everything, wait_ms=_milliseconds(wait_s)
-            )
-            for mine in partitions
-        ]
-
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def push(
-        self, gradients: Mapping[str, Any], *, version: Sequence[int] | None = None, sequence: int | None = None
+        self,
+        gradients: Mapping[str, Any],
+        *,
+        version: Sequence[int] | None = None,
+        sequence: int | None = None,
+        weight: float = 1.0,
+        scale: float = 1.0,
     ) -> PushResult:
         """Send gradients: arrays or IndexedSlices by name; variables left out get none.
 
         version: what they were computed at, one number per ps; by default what this client pulled last. sequence: only to
-        send a push again that failed, as its PushFailed says. Returns at once when it must wait for others (`buffered`).
+        send a push again that failed, as its PushFailed says. weight: what this push counts for where the aggregation weighs,
+        such as its batch size. scale: what the gradients were multiplied by; the ps divides in float32 or wider.
+        Returns at once when it must wait for others (`buffered`).
         """
         session = self._session()
-        headers, makers, _ = self._push_headers(session, gradients, pb.OPERATION_PUSH, version, sequence)
+        headers, makers, _ = self._push_headers(session, gradients, pb.OPERATION_PUSH, version, sequence, weight, scale)
         answers = self._fanout(session).push(headers, makers, None, None, leader_first=self._leader_first)
         return push_result(answers, headers[0].sequence)
 
@@ -245,21 +245,24 @@ class Client:
         *,
         version: Sequence[int] | None = None,
         sequence: int | None = None,
+        weight: float = 1.0,
+        scale: float = 1.0,
         wait_timeout_s: float | None = None,
     ) -> tuple[Values, PushResult]:
         """Push, then pull everything, in one call. In sync mode returns when the step is complete, with `applied`."""
         session = self._session()
         model = self._known_model(session)
         wait_s = self._wait_s(wait_timeout_s)
-        headers, makers, at = self._push_headers(session, gradients, pb.OPERATION_PUSH_PULL, version, sequence)
+        operation = pb.OPERATION_PUSH_PULL
+        headers, makers, at = self._push_headers(session, gradients, operation, version, sequence, weight, scale)
         for header in headers:
-            header.wait_ms = _milliseconds(wait_s)
+            header.wait_ms = milliseconds(wait_s)
         receiver = model.receiver(list(model.variables), {})
         fanout = self._fanout(session)
         answers = fanout.push(headers, makers, receiver, wait_s, leader_first=self._leader_first)
         nothing: list[MakeBlocks] = [lambda: iter(())] * model.num_ps
         versions = fanout.pull(
-            self._pull_headers(model, [], True, {}, wait_s),
+            pull_headers(model, None, wait_s),
             nothing,
             receiver,
             wait_s,
@@ -288,16 +291,19 @@ class Client:
         operation: pb.Operation,
         version: Sequence[int] | None,
         sequence: int | None,
+        weight: float,
+        scale: float,
     ) -> tuple[list[pb.Header], list[MakeBlocks], tuple[int, ...]]:
         """Everything checked, nothing sent: headers and blocks for each ps, and the versions the gradients are of."""
         self._require_worker("push")
         model = self._known_model(session)
         makers = model.gradient_blocks(gradients, guard_nonfinite=session.guard_nonfinite)
-        at = self._versions if version is None else _checked_version(version, model.num_ps)
+        at = self._versions if version is None else checked_version(version, model.num_ps)
         if self._configuration.mode == "sync":
             at = (min(at),) * model.num_ps  # a mixture of versions is as old as its oldest part
-        number = session.sequence(sequence)
-        headers = [pb.Header(operation=operation, sequence=number, version=mine) for mine in at]
+        weight, scale = positive(weight, "weight"), positive(scale, "scale")
+        norm = global_norm(gradients) if model.wants_norm else None
+        headers = push_headers(operation, session.sequence(sequence), at, weight, scale, norm)
         return headers, makers, at
 
     def assign(self, values: Mapping[str, npt.ArrayLike]) -> None:
@@ -367,20 +373,3 @@ class Client:
 
 def _table_blocks(table: list[pb.PartitionSpec], arrays: Mapping[str, Array]) -> MakeBlocks:
     return lambda: initialize.table_blocks(table, arrays)
-
-
-def _checked_version(version: object, num_ps: int) -> tuple[int, ...]:
-    numbers = tuple(version) if isinstance(version, (tuple, list)) else ()
-    if len(numbers) != num_ps or not all(_is_version(number) for number in numbers):
-        raise InvalidVersion(
-            field="version", got=repr(version), expected=f"{num_ps} numbers, one per ps, as a pull has them"
-        )
-    return tuple(int(number) for number in numbers)
-
-
-def _is_version(number: object) -> bool:
-    return isinstance(number, (int, np.integer)) and not isinstance(number, bool) and bool(0 <= number < 1 << 64)
-
-
-def _milliseconds(seconds: float) -> int:
-    return int(np.ceil(seconds * 1000))

@@ -67,6 +67,8 @@ class Model:
 
     def __init__(self, descriptions: Sequence[pb.DescribeReply]) -> None:
         self.num_ps = len(descriptions)
+        # Whether a push must say the norm of its gradient over the whole model.
+        self.wants_norm = any(description.wants_gradient_norm for description in descriptions)
         found: dict[str, tuple[pb.VariableSpec, list[Place]]] = {}
         for ps, description in enumerate(descriptions):
             for partition, held in enumerate(description.partitions):

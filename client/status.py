@@ -52,6 +52,7 @@ def ps_status(peer: Peer, reply: pb.StatusReply) -> dict[str, Any]:
         "rule": reply.configuration.rule,
         "guard_nonfinite": reply.guard_nonfinite,
         "version": reply.version,
+        "learning_rate": reply.learning_rate,
         "partitions": reply.partitions,
         "value_bytes": reply.value_bytes,
         "slot_bytes": reply.slot_bytes,

@@ -170,19 +170,23 @@ class DescribeRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("partitions", "configuration", "version", "initialized")
+    __slots__ = ("partitions", "configuration", "version", "initialized", "wants_gradient_norm", "has_averages")
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INITIALIZED_FIELD_NUMBER: _ClassVar[int]
+    WANTS_GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
+    HAS_AVERAGES_FIELD_NUMBER: _ClassVar[int]
     partitions: _containers.RepeatedCompositeFieldContainer[PartitionSpec]
     configuration: Configuration
     version: int
     initialized: bool
-    def __init__(self, partitions: _Optional[_Iterable[_Union[PartitionSpec, _Mapping]]] = ..., configuration: _Optional[_Union[Configuration, _Mapping]] = ..., version: _Optional[int] = ..., initialized: bool = ...) -> None: ...
+    wants_gradient_norm: bool
+    has_averages: bool
+    def __init__(self, partitions: _Optional[_Iterable[_Union[PartitionSpec, _Mapping]]] = ..., configuration: _Optional[_Union[Configuration, _Mapping]] = ..., version: _Optional[int] = ..., initialized: bool = ..., wants_gradient_norm: bool = ..., has_averages: bool = ...) -> None: ...
 
 class Header(_message.Message):
-    __slots__ = ("operation", "session", "sequence", "version", "partitions", "by_rows", "wait_ms", "seat", "table", "grant", "configuration", "at_least")
+    __slots__ = ("operation", "session", "sequence", "version", "partitions", "by_rows", "wait_ms", "seat", "table", "grant", "configuration", "at_least", "weight", "gradient_scale", "gradient_norm", "averages")
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +199,10 @@ class Header(_message.Message):
     GRANT_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
     AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_SCALE_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
+    AVERAGES_FIELD_NUMBER: _ClassVar[int]
     operation: Operation
     session: str
     sequence: int
@@ -207,7 +215,11 @@ class Header(_message.Message):
     grant: int
     configuration: Configuration
     at_least: int
-    def __init__(self, operation: _Optional[_Union[Operation, str]] = ..., session: _Optional[str] = ..., sequence: _Optional[int] = ..., version: _Optional[int] = ..., partitions: _Optional[_Iterable[int]] = ..., by_rows: bool = ..., wait_ms: _Optional[int] = ..., seat: _Optional[_Union[Seat, str]] = ..., table: _Optional[_Iterable[_Union[PartitionSpec, _Mapping]]] = ..., grant: _Optional[int] = ..., configuration: _Optional[_Union[Configuration, _Mapping]] = ..., at_least: _Optional[int] = ...) -> None: ...
+    weight: float
+    gradient_scale: float
+    gradient_norm: float
+    averages: bool
+    def __init__(self, operation: _Optional[_Union[Operation, str]] = ..., session: _Optional[str] = ..., sequence: _Optional[int] = ..., version: _Optional[int] = ..., partitions: _Optional[_Iterable[int]] = ..., by_rows: bool = ..., wait_ms: _Optional[int] = ..., seat: _Optional[_Union[Seat, str]] = ..., table: _Optional[_Iterable[_Union[PartitionSpec, _Mapping]]] = ..., grant: _Optional[int] = ..., configuration: _Optional[_Union[Configuration, _Mapping]] = ..., at_least: _Optional[int] = ..., weight: _Optional[float] = ..., gradient_scale: _Optional[float] = ..., gradient_norm: _Optional[float] = ..., averages: bool = ...) -> None: ...
 
 class Block(_message.Message):
     __slots__ = ("partition", "page", "data", "indices")
@@ -309,7 +321,7 @@ class Counters(_message.Message):
     def __init__(self, sent: _Optional[int] = ..., applied: _Optional[int] = ..., buffered: _Optional[int] = ..., stale: _Optional[int] = ..., duplicate: _Optional[int] = ..., refused: _Optional[int] = ..., pulls: _Optional[int] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("ps_index", "run_id", "protocol_version", "configuration", "initialized", "version", "value_bytes", "slot_bytes", "partitions", "workers", "counters", "uptime_s", "pid", "ps_addresses", "guard_nonfinite")
+    __slots__ = ("ps_index", "run_id", "protocol_version", "configuration", "initialized", "version", "value_bytes", "slot_bytes", "partitions", "workers", "counters", "uptime_s", "pid", "ps_addresses", "guard_nonfinite", "learning_rate")
     PS_INDEX_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +337,7 @@ class StatusReply(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     PS_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     GUARD_NONFINITE_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     ps_index: int
     run_id: str
     protocol_version: int
@@ -340,7 +353,8 @@ class StatusReply(_message.Message):
     pid: int
     ps_addresses: _containers.RepeatedScalarFieldContainer[str]
     guard_nonfinite: bool
-    def __init__(self, ps_index: _Optional[int] = ..., run_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., configuration: _Optional[_Union[Configuration, _Mapping]] = ..., initialized: bool = ..., version: _Optional[int] = ..., value_bytes: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., partitions: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., uptime_s: _Optional[float] = ..., pid: _Optional[int] = ..., ps_addresses: _Optional[_Iterable[str]] = ..., guard_nonfinite: bool = ...) -> None: ...
+    learning_rate: float
+    def __init__(self, ps_index: _Optional[int] = ..., run_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., configuration: _Optional[_Union[Configuration, _Mapping]] = ..., initialized: bool = ..., version: _Optional[int] = ..., value_bytes: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., partitions: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., uptime_s: _Optional[float] = ..., pid: _Optional[int] = ..., ps_addresses: _Optional[_Iterable[str]] = ..., guard_nonfinite: bool = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("reason",)
@@ -351,3 +365,27 @@ class StopRequest(_message.Message):
 class StopReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class SumRequest(_message.Message):
+    __slots__ = ("run_id", "ps_index", "version", "attempt", "number", "parts", "failure")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PS_INDEX_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    ps_index: int
+    version: int
+    attempt: int
+    number: int
+    parts: _containers.RepeatedScalarFieldContainer[float]
+    failure: str
+    def __init__(self, run_id: _Optional[str] = ..., ps_index: _Optional[int] = ..., version: _Optional[int] = ..., attempt: _Optional[int] = ..., number: _Optional[int] = ..., parts: _Optional[_Iterable[float]] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class SumReply(_message.Message):
+    __slots__ = ("sums",)
+    SUMS_FIELD_NUMBER: _ClassVar[int]
+    sums: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, sums: _Optional[_Iterable[float]] = ...) -> None: ...

@@ -24,10 +24,11 @@ from ps.variable import DenseGradient, Gradient, Gradients, Paged, ShardState, S
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one worker pushed for a step. weight: its batch size, or 1."""
+    """What one worker pushed. weight: its batch size, or 1. norm: of its gradient over the whole model, where it said so."""
 
     gradients: Gradients
     weight: float = 1.0
+    norm: float | None = None
 
 
 def mean(contributions: Mapping[int, Gradients], state: ShardState) -> Gradients:

@@ -12,7 +12,9 @@ from typing import Any
 from protos.errors import ConfigurationConflict
 from ps.consistency import Consistency, make_consistency
 from ps.membership import Membership
-from ps.rules import make_rule
+from ps.rules import UpdateRule, make_rule
+from ps.rules.aggregations import Mean
+from ps.rules.options import norm_is_of_what_is_pushed
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,41 @@ def settle(present: Configuration, wanted: Configuration, membership: Membership
 
 
 def consistency_of(configuration: Configuration, membership: Membership[Any]) -> Consistency:
-    """The state machine of the mode; ConfigurationConflict if there is none such."""
-    return make_consistency(
+    """The state machine of the mode; ConfigurationConflict if there is none such, or the rule cannot be had in it."""
+    consistency = make_consistency(
         configuration.mode or "async",
         membership,
         slack=configuration.slack,
         backup_workers=configuration.backup_workers,
     )
+    if configuration.rule:
+        _check_rule(make_rule(configuration.rule), configuration, membership)
+    return consistency
+
+
+def _check_rule(rule: UpdateRule, configuration: Configuration, membership: Membership[Any]) -> None:
+    mode = configuration.mode or "async"
+    if mode != "sync" and rule.aggregation != Mean():
+        raise ConfigurationConflict(
+            field="aggregation",
+            got=f"{rule.aggregation.name} with mode {mode}",
+            expected="mode sync",
+            hint="Gradients of several workers become one in mode sync only.",
+        )
+    counted = membership.num_workers - (configuration.backup_workers or 0)
+    if mode == "sync" and counted < rule.aggregation.workers_needed():
+        raise ConfigurationConflict(
+            field="aggregation",
+            got=f"{rule.aggregation!r} of {counted} workers",
+            expected=f"{rule.aggregation.workers_needed()} workers or more that count",
+        )
+    if mode != "sync" and membership.num_ps > 1 and not norm_is_of_what_is_pushed(rule):
+        raise ConfigurationConflict(
+            field="rule",
+            got=f"a global norm of what other transforms made, with mode {mode} and {membership.num_ps} ps",
+            expected="clipping by global norm as the first transform, mode sync, or one ps",
+            hint="Without steps, the norm over all ps can only be that of the gradient as it is pushed.",
+        )
 
 
 def _canonical(rule: str) -> str:

@@ -24,6 +24,7 @@ from protos.errors import (
     ShapeMismatch,
     UnknownVariable,
 )
+from ps.feed import compute
 from ps.variable import (
     DenseGradient,
     ExpectedPages,
@@ -32,6 +33,7 @@ from ps.variable import (
     Paged,
     PartitionKey,
     SparseGradient,
+    frozen,
     sparse_gradient,
 )
 
@@ -113,8 +115,8 @@ class Intake:
         wanted = range(len(self._keys)) if everything else self._dense
         return {index: self._paged(index) for index in wanted}
 
-    def gradients(self, *, guard_nonfinite: bool) -> dict[int, Gradient]:
-        """Gradients by partition id, in the order they came."""
+    def gradients(self, *, guard_nonfinite: bool, scale: float = 1.0) -> dict[int, Gradient]:
+        """Gradients by partition id, in the order they came. scale: what they were multiplied by, undone here."""
         result: dict[int, Gradient] = {}
         for index in self._order:
             if index in self._dense:
@@ -130,6 +132,8 @@ class Intake:
                 pages = [gradient.rows]
             if guard_nonfinite:
                 refuse_nonfinite(str(self._keys[index]), pages)
+            if scale != 1.0:
+                result[index] = _divided(result[index], scale)
         return result
 
     def rows(self) -> dict[int, Indices]:
@@ -143,6 +147,19 @@ class Intake:
         if len(pages) != count:
             raise ShapeMismatch(field=str(key), got=f"{len(pages)} pages", expected=f"{count}, all of them")
         return Paged(key.shape, dtype_of(key.dtype), tuple(pages))
+
+
+def _divided(gradient: Gradient, scale: float) -> Gradient:
+    """The gradient by `scale`, in the precision of updates: 16-bit floats would lose what was scaled to be kept."""
+
+    def divided(array: Array) -> Array:
+        wide = compute(array)
+        return frozen(wide / wide.dtype.type(scale))
+
+    if isinstance(gradient, SparseGradient):
+        return SparseGradient(gradient.indices, divided(gradient.rows))
+    pages = tuple(map(divided, gradient.value.pages))
+    return DenseGradient(Paged(gradient.value.shape, compute(np.empty(0, gradient.value.dtype)).dtype, pages))
 
 
 def refuse_nonfinite(name: str, pages: Sequence[Array]) -> None:

@@ -32,6 +32,8 @@ from ps.membership import Membership
 from ps.servicer import Servicer
 from ps.shard import Shard
 from ps.story import Event, Story
+from ps.sums import Totals
+from ps.updates import Updates
 
 log = logging.getLogger("paramserver.ps")
 
@@ -80,9 +82,16 @@ class Server:
             num_ps=len(settings.ps_addresses),
             protocol_version=PROTOCOL_VERSION,
         )
-        self.shard = Shard(membership, settings.configuration, Story(self._write_event), settings.guard_nonfinite)
         self.ps_addresses = list(settings.ps_addresses)
-        self.servicer = Servicer(self.shard, self.ps_addresses, self._told_to_stop)
+        self._totals = Totals(settings.index, self.ps_addresses, membership)
+        self.shard = Shard(
+            membership,
+            settings.configuration,
+            Story(self._write_event),
+            settings.guard_nonfinite,
+            updates=Updates(self._totals if len(self.ps_addresses) > 1 else None),
+        )
+        self.servicer = Servicer(self.shard, self.ps_addresses, self._totals, self._told_to_stop)
         self._server = grpc.aio.server(options=OPTIONS)
         self._server.add_generic_rpc_handlers((self.servicer.handlers(),))
         self._health = health.HealthServicer()
@@ -141,6 +150,7 @@ class Server:
         self.servicer.close(reason)
         await self._health.enter_graceful_shutdown()
         await self._server.stop(GRACE_S)
+        await self._totals.close()
         self._with_story(lambda file: file.close())
         return reason
 

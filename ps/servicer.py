@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -25,13 +26,17 @@ from protos.codec import PROTOCOL_VERSION, batches, dtype_of, sparse_blocks, wir
 from protos.errors import InternalError, InvalidInput, NotJoined, ParameterServerError, ServerStopping, UnknownVariable
 from protos.service import METHODS, SERVICE
 from ps.accounting import PushResult
+from ps.aggregation import Contribution
+from ps.apply import AVERAGE
 from ps.configuration import Configuration
 from ps.consistency import Seat
 from ps.initialization import Declaration
 from ps.intake import Intake, partition_key, partition_message
 from ps.membership import JoinFacts, Session
+from ps.rules.options import averages
 from ps.shard import Shard
-from ps.variable import Indices, Partition, ShardState
+from ps.sums import Totals
+from ps.variable import Indices, Paged, Partition, ShardState
 
 log = logging.getLogger("paramserver.ps")
 
@@ -45,8 +50,9 @@ SEATS = {pb.SEAT_UNDECIDED: Seat.UNDECIDED, pb.SEAT_COUNTED: Seat.COUNTED, pb.SE
 class Servicer:
     """The service over one shard. on_stop: called with a reason when a client asks the ps to stop."""
 
-    def __init__(self, shard: Shard, ps_addresses: list[str], on_stop: Callable[[str], None]) -> None:
+    def __init__(self, shard: Shard, ps_addresses: list[str], totals: Totals, on_stop: Callable[[str], None]) -> None:
         self.shard = shard
+        self._totals = totals
         self._ps_addresses = ps_addresses
         self._on_stop = on_stop
         self._started_s = time.monotonic()
@@ -62,6 +68,7 @@ class Servicer:
             "Describe": (grpc.unary_unary_rpc_method_handler, _unary(self._describe)),
             "Status": (grpc.unary_unary_rpc_method_handler, _unary(self._status)),
             "Stop": (grpc.unary_unary_rpc_method_handler, _unary(self._stop)),
+            "Sum": (grpc.unary_unary_rpc_method_handler, _unary(self._totals.serve)),
         }
         return grpc.method_handlers_generic_handler(
             SERVICE.full_name,
@@ -138,6 +145,8 @@ class Servicer:
             configuration=_configuration_message(self.shard.configuration),
             version=state.version if state else 0,
             initialized=state is not None,
+            wants_gradient_norm=self.shard.wants_norm(),
+            has_averages=self.shard.rule is not None and averages(self.shard.rule),
         )
 
     async def _status(self, request: pb.StatusRequest) -> pb.StatusReply:
@@ -170,6 +179,7 @@ class Servicer:
             pid=os.getpid(),
             ps_addresses=self._ps_addresses,
             guard_nonfinite=shard.guard_nonfinite,
+            learning_rate=shard.rule.rate_at(state.version) if shard.rule and state else 0.0,
         )
 
     async def _stop(self, request: pb.StopRequest) -> pb.StopReply:
@@ -258,6 +268,17 @@ class _Operation:
             raise UnknownVariable(
                 field="partition", got=bad, expected=f"an id below {len(self.keys)}", hint="Describe again."
             )
+        for field in ("weight", "gradient_scale", "gradient_norm"):
+            number = getattr(self.header, field)
+            if number < 0 or not (math.isfinite(number) or field == "gradient_norm"):
+                raise InvalidInput(field=field, got=number, expected="a finite number above 0")
+        if self.header.averages and not (self.shard.rule is not None and averages(self.shard.rule)):
+            raise InvalidInput(
+                field="averages",
+                got="a pull of moving averages",
+                expected="a rule that keeps them",
+                hint="Give the rule use_ema=true.",
+            )
         if self.header.seat not in SEATS:
             raise InvalidInput(field="seat", got=self.header.seat, expected="counted, passed over or undecided")
 
@@ -281,11 +302,15 @@ class _Operation:
     async def _push_gradients(self) -> PushResult:
         header = self.header
         try:
-            gradients = self.intake.gradients(guard_nonfinite=self.shard.guard_nonfinite)
+            gradients = self.intake.gradients(
+                guard_nonfinite=self.shard.guard_nonfinite, scale=header.gradient_scale or 1.0
+            )
         except ParameterServerError:
             self.shard.counters.refused += 1
             raise
-        return await self.shard.push(self.session, header.sequence, header.version, gradients, SEATS[header.seat])
+        norm = header.gradient_norm / (header.gradient_scale or 1.0) if header.HasField("gradient_norm") else None
+        contribution = Contribution(gradients, header.weight or 1.0, norm)
+        return await self.shard.push(self.session, header.sequence, header.version, contribution, SEATS[header.seat])
 
     async def _pull(self) -> tuple[pb.Answer, Iterator[pb.Block]]:
         state = await self.shard.pull(self.session, self.header.at_least, self.header.wait_ms / 1000)
@@ -304,17 +329,25 @@ def _value_blocks(state: ShardState, header: pb.Header, rows: dict[int, Indices]
     wanted: Iterator[int] | list[int] = list(header.partitions)
     if not wanted and not header.by_rows:
         wanted = list(range(len(state.partitions)))
-    dense = itertools.chain.from_iterable(_pages(index, state.partitions[index]) for index in wanted)
+    dense = itertools.chain.from_iterable(_pages(index, _wanted(state.partitions[index], header)) for index in wanted)
     sparse = itertools.chain.from_iterable(
-        sparse_blocks(index, indices, state.partitions[index].value.rows(indices)) for index, indices in rows.items()
+        sparse_blocks(index, indices, _wanted(state.partitions[index], header).rows(indices))
+        for index, indices in rows.items()
     )
     return itertools.chain(dense, sparse)
 
 
-def _pages(index: int, partition: Partition) -> Iterator[pb.Block]:
-    return (
-        pb.Block(partition=index, page=number, data=page.tobytes()) for number, page in enumerate(partition.value.pages)
-    )
+def _wanted(partition: Partition, header: pb.Header) -> Paged:
+    """The value, or its moving average in the value's dtype; state that is not trainable has no average."""
+    if not header.averages or AVERAGE not in partition.slots:
+        return partition.value
+    dtype = partition.value.dtype
+    pages = tuple(page.astype(dtype, copy=False) for page in partition.slots[AVERAGE].pages)
+    return Paged(partition.value.shape, dtype, pages)
+
+
+def _pages(index: int, value: Paged) -> Iterator[pb.Block]:
+    return (pb.Block(partition=index, page=number, data=page.tobytes()) for number, page in enumerate(value.pages))
 
 
 def _answer(result: PushResult) -> pb.Answer:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -27,32 +27,29 @@ from protos.errors import (
     ServerStopping,
     WaitTimeout,
 )
-from ps import aggregation
 from ps.accounting import Counters, PushResult
-from ps.apply import apply, with_slots
+from ps.aggregation import Contribution
+from ps.apply import with_slots
 from ps.configuration import Configuration, consistency_of, settle
 from ps.consistency import Apply, Buffer, Complete, Consistency, Refuse, Seat, Stale, Sync, Wait
 from ps.initialization import Declaration, Initialization
 from ps.membership import JoinFacts, Membership, Session
 from ps.read_states import ReadStates
 from ps.rules import UpdateRule, make_rule
+from ps.rules.options import may_be_cut, uses_norm
 from ps.story import Event, Story
+from ps.updates import Updates
 from ps.variable import Gradients, Paged, Partition, ShardState
 from ps.waiting import Waiters
-
-# Below both, a quick rule's update is made on the event loop: handing it to a thread would cost more than it takes.
-INLINE_BYTES = 1 << 18
-INLINE_PARTITIONS = 64
-
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class _Contribution:
+class _Pending:
     session: Session[PushResult]
     sequence: int
-    gradients: Gradients
+    contribution: Contribution
 
 
 @dataclass
@@ -69,6 +66,7 @@ class Shard:
     story: Story = field(default_factory=Story)
     guard_nonfinite: bool = False
     clock: Callable[[], float] = time.monotonic
+    updates: Updates = field(default_factory=Updates)
 
     def __post_init__(self) -> None:
         self.state: ShardState | None = None
@@ -76,7 +74,7 @@ class Shard:
         self.consistency: Consistency | None = None
         self.initialization = Initialization()
         self.counters = Counters()
-        self.pending: dict[int, _Contribution] = {}
+        self.pending: dict[int, _Pending] = {}
         self.stopping: str = ""
         self.observers_reading = 0
         self._turn = asyncio.Lock()
@@ -162,7 +160,7 @@ class Shard:
     async def begin_init(
         self, session_id: str, wanted: Configuration, declaration: Declaration, after_chief: bool, wait_s: float
     ) -> tuple[int, Configuration, bool]:
-        """May this session initialise the model? (grant or 0, the configuration in force, whether the rule is elementwise)."""
+        """May this session initialise the model? (grant or 0, the configuration in force, whether variables may be cut)."""
         self._check_running()
         session = self._worker_session(session_id, "init")
         configuration = settle(self.configuration, wanted, self.membership)
@@ -183,7 +181,7 @@ class Shard:
         configuration = settle(
             self.configuration, wanted, self.membership
         )  # again: who initialised meanwhile may have said otherwise
-        return grant, configuration, rule is None or rule.elementwise
+        return grant, configuration, rule is None or may_be_cut(rule)
 
     async def initialize(
         self, session_id: str, grant: int, wanted: Configuration, partitions: Sequence[Partition]
@@ -212,6 +210,15 @@ class Shard:
             return self.state.version
 
     # -- reading -----------------------------------------------------------------------------------------------------
+
+    def wants_norm(self) -> bool:
+        """Whether a push must say the norm of its gradient: no ps knows all of it, and there is no step to ask others in."""
+        return (
+            self.rule is not None
+            and self.membership.num_ps > 1
+            and self.configuration.mode != "sync"
+            and uses_norm(self.rule)
+        )
 
     def ready_state(self) -> ShardState:
         """The present state; NotInitialized before there is one."""
@@ -292,13 +299,19 @@ class Shard:
     # -- changing ----------------------------------------------------------------------------------------------------
 
     async def push(
-        self, session: Session[PushResult], sequence: int, version: int, gradients: Gradients, seat: Seat
+        self,
+        session: Session[PushResult],
+        sequence: int,
+        version: int,
+        pushed: Gradients | Contribution,
+        seat: Seat = Seat.UNDECIDED,
     ) -> PushResult:
         """Take one gradient. Runs to its end once begun: a caller that goes away cannot leave a step half made."""
-        return await _to_its_end(self._push(session, sequence, version, gradients, seat))
+        contribution = pushed if isinstance(pushed, Contribution) else Contribution(pushed)
+        return await _to_its_end(self._push(session, sequence, version, contribution, seat))
 
     async def _push(
-        self, session: Session[PushResult], sequence: int, version: int, gradients: Gradients, seat: Seat
+        self, session: Session[PushResult], sequence: int, version: int, contribution: Contribution, seat: Seat
     ) -> PushResult:
         async with self._turn:
             try:
@@ -313,17 +326,24 @@ class Shard:
                         got=sequence,
                         expected=f"more than {session.forgotten_through}, whose answers are forgotten",
                     )
-                return await self._perform(session, sequence, version, gradients, seat)
+                return await self._perform(session, sequence, version, contribution, seat)
             except ParameterServerError:
                 self.counters.refused += 1
                 raise
 
     async def _perform(
-        self, session: Session[PushResult], sequence: int, version: int, gradients: Gradients, seat: Seat
+        self, session: Session[PushResult], sequence: int, version: int, contribution: Contribution, seat: Seat
     ) -> PushResult:
         assert self.consistency is not None
         assert self.state is not None
         assert session.worker is not None
+        if self.wants_norm() and contribution.norm is None:
+            raise InvalidInput(
+                field="gradient_norm",
+                got="none",
+                expected="the norm of the gradient over the whole model",
+                hint="The rule clips by it, and each ps holds a part only.",
+            )
         before = self.consistency.horizon()
         decision = self.consistency.push(session.worker, version, seat)
         if isinstance(decision, Refuse):
@@ -332,10 +352,10 @@ class Shard:
             await self._due_step()
             result = PushResult("stale", decision.staleness, self.state.version)
         elif isinstance(decision, Buffer):
-            self.pending[session.worker] = _Contribution(session, sequence, gradients)
+            self.pending[session.worker] = _Pending(session, sequence, contribution)
             result = PushResult("buffered", 0, self.state.version)
         elif isinstance(decision, Complete):
-            self.pending[session.worker] = _Contribution(session, sequence, gradients)
+            self.pending[session.worker] = _Pending(session, sequence, contribution)
             await self._step(completed_by=session.id)
             result = PushResult("applied", 0, self.state.version)
         else:
@@ -343,8 +363,14 @@ class Shard:
             read_state = None
             if self.rule is not None and self.rule.needs_read_value:
                 read_state = self._read_states.of(session.id, version, self.state, self.rule)
-            only = {session.worker: gradients}
-            self.state = await self._compute(only, decision.staleness, session.worker, read_state)
+            self.state = await self.updates.compute(
+                self.state,
+                self.rule,
+                {session.worker: contribution},
+                staleness=decision.staleness,
+                worker=session.worker,
+                read_state=read_state,
+            )
             self.consistency.applied(session.worker)
             result = PushResult("applied", decision.staleness, self.state.version)
         self.counters.count(session, sequence, result)
@@ -362,7 +388,7 @@ class Shard:
         return result
 
     async def _step(self, completed_by: str = "") -> None:
-        """Apply the mean of what is pending: the step is full. If the rule fails, the step is undone and may be tried again.
+        """Apply what the pending gradients become: the step is full. If the rule fails, it is undone and may be tried again.
 
         completed_by: the session whose push made it full, which hears of a failure at once; the others at their next pull.
         """
@@ -370,8 +396,8 @@ class Shard:
         assert self.state is not None
         pending, self.pending = self.pending, {}
         try:
-            contributions = {worker: item.gradients for worker, item in pending.items()}
-            self.state = await self._compute(contributions, 0, None, self.state)
+            contributions = {worker: item.contribution for worker, item in pending.items()}
+            self.state = await self.updates.compute(self.state, self.rule, contributions, read_state=self.state)
         except Exception as error:
             failure = error if isinstance(error, RuleFailed) else _step_failed(error)
             self.counters.step_failed()
@@ -392,27 +418,6 @@ class Shard:
             ),
         )
         self._waiters.wake()
-
-    async def _compute(
-        self,
-        contributions: Mapping[int, Gradients],
-        staleness: int,
-        worker: int | None,
-        read_state: ShardState | None,
-    ) -> ShardState:
-        """The state after an update with the mean of `contributions`, by worker."""
-        state, rule = self.ready_state(), self.rule
-        if rule is None:  # a model of state alone: a push has nothing in it, and is a step all the same
-            return ShardState(state.version + 1, state.partitions)
-
-        def work() -> ShardState:
-            gradients = aggregation.mean(contributions, state)
-            return apply(state, rule, gradients, staleness=staleness, worker=worker, read_state=read_state)
-
-        touched = [state.partitions[index].value.nbytes for pushed in contributions.values() for index in pushed]
-        if rule.quick and len(touched) <= INLINE_PARTITIONS and sum(touched) <= INLINE_BYTES:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(None, work)
 
     async def assign(self, session: Session[PushResult], values: dict[int, Paged]) -> int:
         """Set values without a rule; version and slots stay."""

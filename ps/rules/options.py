@@ -55,6 +55,17 @@ def may_be_cut(rule: UpdateRule) -> bool:
     return rule.elementwise and all(stage.elementwise and stage.norm_of != "variable" for stage in stages(rule))
 
 
+def uses_norm(rule: UpdateRule) -> bool:
+    """Whether a stage needs the norm of the whole model's gradient."""
+    return any(stage.norm_of == "model" for stage in stages(rule))
+
+
+def norm_is_of_what_is_pushed(rule: UpdateRule) -> bool:
+    """Whether that norm is the pushed gradient's own, but for a factor: so that its sender can know it."""
+    before = [stage for stage in stages(rule) if not isinstance(stage, Unscale)]
+    return [stage.norm_of for stage in before].index("model") == 0 if uses_norm(rule) else True
+
+
 def decayed(rule: UpdateRule, learning_rate: float, value: Floats) -> Floats:
     """The value before the update: w ← w - w λ η (Loshchilov, Hutter 2019) with the option `weight_decay`, as Keras has it."""
     if rule.weight_decay is None or "weight_decay" not in rule.options:

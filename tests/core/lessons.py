@@ -11,7 +11,8 @@ import numpy as np
 from ps.consistency import Seat
 from ps.membership import Session
 from ps.rules import UpdateRule
-from ps.shard import INLINE_BYTES, PushResult, Shard
+from ps.shard import PushResult, Shard
+from ps.updates import INLINE_BYTES
 from ps.variable import Gradients
 from tests.core.builders import dense, ready_shard
 

@@ -116,4 +116,4 @@ def test_a_ps_works_where_there_is_no_tensorflow() -> None:
         "import ps.command, ps.local, client\n"
         "from ps.rules import registered; print(*registered())"
     )
-    assert said == "adam momentum sgd"
+    assert {"adam", "momentum", "sgd"} <= set(said.split())

@@ -1,0 +1,32 @@
+"""How long is a gradient, over the whole model? What a push says outside sync mode to a rule that clips by it.
+
+Each ps holds a part of the model, and there is no step in which they could ask each other: only the sender sees it all.
+Next: client/client.py (sends it), ps/sums.py (how sync mode does it).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from protos.rows import summed_rows
+
+
+def global_norm(gradients: Mapping[str, Any]) -> float:
+    """√ Σ g², over all arrays and IndexedSlices of a push that has been checked; repeated rows count as their sum.
+
+    16-bit floats are squared in float32; the sums are made in float64.
+    """
+    with np.errstate(all="ignore"):
+        return math.sqrt(math.fsum(map(_square, gradients.values())))
+
+
+def _square(gradient: Any) -> float:
+    if hasattr(gradient, "indices") and hasattr(gradient, "values"):
+        _, gradient = summed_rows(np.asarray(gradient.indices), np.asarray(gradient.values))
+    array = np.asarray(gradient)
+    wide = array.astype(np.float32) if array.dtype.itemsize == 2 else array
+    return float(np.vdot(wide, wide))

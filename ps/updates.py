@@ -1,0 +1,107 @@
+"""Where is an update computed, and how do the shards of a step agree on what none knows alone?
+
+A small update of a quick rule is made on the event loop, where handing it to a thread would cost more than it takes; all
+others in a thread, on states that nobody can change. Whenever the core asks for a sum over the model (ps/apply.py), the
+answer comes from all ps (ps/sums.py), or is this shard's own part where it holds the model alone.
+
+It must not know modes or messages. Next: ps/shard.py, which decides what is updated when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from ps import aggregation
+from ps.aggregation import Contribution
+from ps.apply import Exchange, Sums, updating
+from ps.rules import UpdateRule
+from ps.sums import Key, Totals
+from ps.variable import ShardState
+
+# Below both, a quick rule's update is made on the event loop.
+INLINE_BYTES = 1 << 18
+INLINE_PARTITIONS = 64
+
+
+class Updates:
+    """Computes the states of one shard, one at a time. totals: the sums over all ps; None where there is one ps."""
+
+    def __init__(self, totals: Totals | None = None) -> None:
+        self._totals = totals
+        self._failures: tuple[int, int] = (0, 0)  # of which version, how many times its step has failed
+
+    async def compute(
+        self,
+        state: ShardState,
+        rule: UpdateRule | None,
+        contributions: Mapping[int, Contribution],
+        *,
+        staleness: int = 0,
+        worker: int | None = None,
+        read_state: ShardState | None = None,
+    ) -> ShardState:
+        """The state after one update with what the contributions, by worker, become. RuleFailed changes nothing.
+
+        worker: whose update it is, outside sync mode; None for a step of all.
+        """
+        if rule is None:  # a model of state alone: a push has nothing in it, and is a step all the same
+            return ShardState(state.version + 1, state.partitions)
+        norm = None
+        if worker is not None and (norm := contributions[worker].norm) is not None:
+            norm /= rule.loss_scale_factor or 1.0
+        exchange = _exchange(state, rule, contributions, staleness, worker, read_state, norm)
+        return await self._drive(exchange, state.version, inline=_is_small(state, rule, contributions))
+
+    async def _drive(self, exchange: Exchange[ShardState], version: int, *, inline: bool) -> ShardState:
+        loop = asyncio.get_running_loop()
+        attempt = self._failures[1] if self._failures[0] == version else 0
+        sums: Sums | None = None
+        number = 0
+        try:
+            while True:
+                resume = (exchange, sums)
+                done, result = _resume(*resume) if inline else await loop.run_in_executor(None, _resume, *resume)
+                if done:
+                    final: ShardState = result
+                    return final
+                sums = result
+                if self._totals is not None:
+                    sums = await self._totals.of(Key(version, attempt, number), result)
+                number += 1
+        except Exception as error:
+            self._failures = (version, attempt + 1)
+            if self._totals is not None:
+                await self._totals.failed(Key(version, attempt, number), f"{type(error).__name__}: {error}")
+            raise
+
+
+def _resume(exchange: Exchange[ShardState], sums: Sums | None) -> tuple[bool, Any]:
+    """(True, the state), or (False, this shard's part of the sums it needs). StopIteration cannot cross a future."""
+    try:
+        return False, next(exchange) if sums is None else exchange.send(sums)
+    except StopIteration as done:
+        return True, done.value
+
+
+def _exchange(
+    state: ShardState,
+    rule: UpdateRule,
+    contributions: Mapping[int, Contribution],
+    staleness: int,
+    worker: int | None,
+    read_state: ShardState | None,
+    norm: float | None,
+) -> Exchange[ShardState]:
+    gradients = yield from aggregation.aggregating(rule.aggregation, contributions, state)
+    return (
+        yield from updating(
+            state, rule, gradients, staleness=staleness, worker=worker, read_state=read_state, norm=norm
+        )
+    )
+
+
+def _is_small(state: ShardState, rule: UpdateRule, contributions: Mapping[int, Contribution]) -> bool:
+    touched = [state.partitions[index].value.nbytes for pushed in contributions.values() for index in pushed.gradients]
+    return rule.quick and len(touched) <= INLINE_PARTITIONS and sum(touched) <= INLINE_BYTES

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from client import initialize
+from client import arguments, initialize
 from client.fanout import MARGIN_S, Fanout
 from client.headers import checked_version, milliseconds, positive, pull_headers, push_headers
 from client.model import MakeBlocks, Model, Receiver
@@ -117,8 +117,8 @@ class Client:
         session = self._session()
         self._require_worker("init")
         arrays = initialize.checked_values(values)
-        specs = initialize.variable_specs(arrays, non_trainable)
-        partitioner = partitioner or DEFAULT
+        specs = initialize.variable_specs(arrays, arguments.names("non_trainable", non_trainable))
+        partitioner = DEFAULT if partitioner is None else arguments.partitioner("partitioner", partitioner)
         begin = pb.BeginInitRequest(
             session=session.id,
             variables=specs,
@@ -128,6 +128,8 @@ class Client:
             wait_ms=int(self._settings.wait_timeout_s * 1000),
         )
         num_ps = len(session.peers)
+        # Only to see that it can be cut: what cannot is refused here, while nobody waits for this worker.
+        initialize.tables(specs, arrays, partitioner, num_ps, elementwise=True)
         with session.init_lock:
             session.rejoin(session.peers[0])
             for last_attempt in (False, True):
@@ -199,15 +201,13 @@ class Client:
         """
         session = self._session()
         model = self._known_model(session)
-        asked = [names] if isinstance(names, str) else names
-        if asked is None:
-            asked = [] if rows is not None else list(model.variables)
-        wanted = list(dict.fromkeys(asked))
-        row_makers, row_ids = model.row_blocks(rows or {})
+        everything = names is None and rows is None
+        wanted = list(model.variables) if everything else arguments.names("names", () if names is None else names)
+        row_makers, row_ids = model.row_blocks({} if rows is None else rows)
         receiver = model.receiver([name for name in wanted if name not in row_ids], row_ids)
         wait_s = self._wait_s(wait_timeout_s)
-        whole = None if names is None and rows is None else [name for name in wanted if name not in row_ids]
-        headers = pull_headers(model, whole, wait_s, averages=averages)
+        whole = None if everything else [name for name in wanted if name not in row_ids]
+        headers = pull_headers(model, whole, wait_s, averages=arguments.flag("averages", averages))
         versions = self._fanout(session).pull(headers, row_makers, receiver, wait_s, one_version=self._one_version)
         return self._pulled(session, receiver, versions)
 
@@ -327,9 +327,10 @@ class Client:
         session = self._process
         if session.left or session.pid != os.getpid():
             return
+        said = wire_text(" ".join(arguments.text("reason", reason).split()))
         session.left = True
         failures: list[ParameterServerError] = []
-        request = pb.LeaveRequest(session=session.id, reason=wire_text(" ".join(reason.split())))
+        request = pb.LeaveRequest(session=session.id, reason=said)
         gives_up_s = time.monotonic() + LEAVE_S
         try:
             for peer in session.peers:

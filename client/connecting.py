@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from client.arguments import flag
 from client.client import Client
 from client.session import Who
 from client.settings import resolve
@@ -27,9 +28,10 @@ def connect(
 
     cluster: as in TF_CONFIG, with or without its "task"; None to read TF_CONFIG. worker: index among the workers, the chief
     first; by default the task's. observer: read only, counted nowhere (an evaluator task is one by itself).
-    Waits up to connect_timeout_s (60) for each ps. Raises ClusterError, PeerUnavailable, WrongRun, WorkerIndexTaken,
-    ProtocolMismatch. The other settings: client/settings.py.
+    Waits up to connect_timeout_s (60) for each ps. Raises InvalidInput, ClusterError, PeerUnavailable, WrongRun,
+    WorkerIndexTaken, ProtocolMismatch. The other settings: client/settings.py.
     """
+    flag("observer", observer)
     settings = resolve(
         run_id=run_id,
         connect_timeout_s=connect_timeout_s,

@@ -6,6 +6,7 @@ it holds values, every ps does. Next: ps/initialization.py (the other side), cli
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -102,9 +103,10 @@ def rule_spec(rule: str | Mapping[str, Any] | None) -> str:
     if not isinstance(name, str):
         raise InvalidInput(field="rule", got=repr(rule), expected='NAME:key=value,… or {"name": NAME, key: value, …}')
     for key, value in arguments.items():
-        if not isinstance(value, (bool, int, float, str, type(None))) and not hasattr(value, "item"):
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of an array of several numbers
+            arguments[key] = value = value.item() if hasattr(value, "item") else value
+        if not isinstance(value, (bool, int, float, str, type(None))):
             raise DtypeMismatch(
                 field=f"rule {name}, argument {key}", got=repr(value), expected="a number, a boolean or text"
             )
-    said = {key: value.item() if hasattr(value, "item") else value for key, value in arguments.items()}
-    return name + (":" + ",".join(f"{key}={value}" for key, value in said.items()) if said else "")
+    return name + (":" + ",".join(f"{key}={value}" for key, value in arguments.items()) if arguments else "")

@@ -254,6 +254,9 @@ def _check_rows(variable: Variable, ids: Any, values: Any, field: str) -> tuple[
         indices = np.asarray(ids)
     except ValueError as error:  # lists within lists, of different lengths
         raise ShapeMismatch(field=f"{field}, indices", got=error, expected="integers of one dimension") from None
+    except (TypeError, RuntimeError) as error:
+        got = f"{type(ids).__name__} ({error})"
+        raise InvalidInput(field=f"{field}, indices", got=got, expected="integers of one dimension") from None
     if indices.size == 0:
         indices = indices.astype(np.int64)
     if indices.dtype.kind not in "iu" or indices.ndim != 1:

@@ -14,6 +14,9 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from protos.errors import InvalidInput
 
@@ -36,8 +39,11 @@ class Partitioner:
         return 1
 
 
-def _at_least(field: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
+def _at_least(field: str, value: Any, least: int) -> None:
+    """For numbers of pieces or bytes."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise InvalidInput(field=field, got=repr(value), expected=f"a whole number, at least {least}")
+    if value < least:
         raise InvalidInput(field=field, got=value, expected=f"at least {least}")
 
 
@@ -71,7 +77,8 @@ class MinSizePartitioner(Partitioner):
 
     def __post_init__(self) -> None:
         _at_least("MinSizePartitioner.min_shard_bytes", self.min_shard_bytes, 1)
-        _at_least("MinSizePartitioner.max_shards", self.max_shards, 1)
+        if self.max_shards is not None:
+            _at_least("MinSizePartitioner.max_shards", self.max_shards, 1)
 
     def shards(self, shape: Sequence[int], itemsize: int, num_ps: int) -> int:
         most = num_ps if self.max_shards is None else self.max_shards
@@ -88,7 +95,8 @@ class MaxSizePartitioner(Partitioner):
 
     def __post_init__(self) -> None:
         _at_least("MaxSizePartitioner.max_shard_bytes", self.max_shard_bytes, 1)
-        _at_least("MaxSizePartitioner.max_shards", self.max_shards, 1)
+        if self.max_shards is not None:
+            _at_least("MaxSizePartitioner.max_shards", self.max_shards, 1)
 
     def shards(self, shape: Sequence[int], itemsize: int, num_ps: int) -> int:
         rows = _rows(shape)
@@ -122,6 +130,7 @@ def cut(
     pieces = []
     for name, (shape, itemsize) in variables.items():
         shards = partitioner.shards(shape, itemsize, num_ps) if elementwise and shape else 1
+        _at_least(f"{type(partitioner).__name__}.shards of {name}", shards, 1)
         row_bytes = math.prod(shape[1:]) * itemsize
         ranges = row_ranges(_rows(shape), shards)
         pieces += [Piece(name, start, stop, (stop - start) * row_bytes) for start, stop in ranges]

@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from client.arguments import printable
 from protos.errors import InvalidInput
 
 # A century: what is longer is a mistake, and what a deadline cannot hold.
@@ -44,8 +45,9 @@ def resolve(
         text = environ.get(variable)
         return seconds(name, argument) if argument is not None else seconds(variable, text if text else default)
 
+    said = ("PARAMSERVER_RUN_ID", environ.get("PARAMSERVER_RUN_ID", "")) if run_id is None else ("run_id", run_id)
     return Settings(
-        run_id=run_id if run_id is not None else environ.get("PARAMSERVER_RUN_ID", ""),
+        run_id=printable(*said),
         connect_timeout_s=pick("connect_timeout_s", connect_timeout_s, 60.0),
         wait_timeout_s=pick("wait_timeout_s", wait_timeout_s, 300.0),
         retry_budget_s=pick("retry_budget_s", retry_budget_s, 10.0),
@@ -56,7 +58,7 @@ def seconds(field: str, value: float | str) -> float:
     """`value` as seconds, or InvalidInput, by name."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 < number <= MOST_S:
         raise InvalidInput(field=field, got=repr(value), expected="a positive number of seconds")

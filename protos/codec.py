@@ -80,6 +80,8 @@ def to_array(value: npt.ArrayLike, field: str) -> Array:
         array = np.asarray(value)
     except ValueError as error:  # lists within lists, of different lengths
         raise errors.ShapeMismatch(field=field, got=error, expected="an array, or lists of equal lengths") from None
+    except (TypeError, RuntimeError) as error:  # of an object that pretends, such as a tensor without a value
+        raise errors.InvalidInput(field=field, got=f"{type(value).__name__} ({error})", expected="an array") from None
     if array.dtype.name not in DTYPES:
         raise errors.DtypeMismatch(field=field, got=array.dtype.name, expected=", ".join(DTYPES))
     return np.asarray(array, dtype=DTYPES[array.dtype.name], order="C")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from protos.errors import NotJoined, ParameterServerError, PeerUnavailable
-from worker import evaluation, program
+from worker import evaluation, modelfile, program
 from worker.command import main
 from worker.modelfile import ModelFile
 from worker.program import RequirementNotMet, Settings
@@ -58,6 +60,37 @@ def test_both_lengths_from_one_place_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: tuple[str, ...], env: dict[str, str]
 ) -> None:
     assert "got --steps 3 and --epochs 4" in settings_of(monkeypatch, tmp_path, *flags, **env)
+
+
+# -- what is required ------------------------------------------------------------------------------------------------------
+
+
+class Worker(contextlib.nullcontext["Worker"]):
+    """A worker that has joined, and is asked for nothing before the file is seen to be right."""
+
+    worker, num_workers = 0, 1
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def leave(self, reason: str = "") -> None:
+        """There is nobody to tell."""
+
+
+def test_a_requirement_without_an_evaluation_to_hold_it_against_is_bad_input(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.py"
+    path.write_text("def build_model(): ...\ndef make_dataset(worker, workers): ...\ndef loss(labels, outputs): ...\n")
+    monkeypatch.setattr(program, "_connect", lambda settings: Worker())
+    monkeypatch.setattr(program, "_load", lambda settings: (modelfile.load(path), None))  # without TensorFlow
+    monkeypatch.setattr("worker.command.Stopping", lambda: SimpleNamespace(leave=None, hold=lambda: None))
+    monkeypatch.setattr(sys, "path", list(sys.path))  # to which the file's directory is added
+    monkeypatch.setattr("worker.command.recycle_pages", lambda: None)
+    result = CliRunner().invoke(main, [str(path), "--require", "accuracy=0.9"], env={"TF_CONFIG": TF_CONFIG})
+    assert result.exit_code == 2
+    said = f"InvalidInput: --require: invalid input: got no evaluate(model) in {path}, expected one, whose result"
+    assert said in " ".join(result.output.split())
 
 
 # -- an evaluator and its ps -----------------------------------------------------------------------------------------------

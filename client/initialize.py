@@ -103,10 +103,23 @@ def rule_spec(rule: str | Mapping[str, Any] | None) -> str:
     if not isinstance(name, str):
         raise InvalidInput(field="rule", got=repr(rule), expected='NAME:key=value,… or {"name": NAME, key: value, …}')
     for key, value in arguments.items():
+        if not isinstance(key, str) or not key.isidentifier():
+            raise InvalidInput(field=f"rule {name}", got=f"argument {key!r}", expected="the name of an argument")
         with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of an array of several numbers
             arguments[key] = value = value.item() if hasattr(value, "item") else value
         if not isinstance(value, (bool, int, float, str, type(None))):
             raise DtypeMismatch(
                 field=f"rule {name}, argument {key}", got=repr(value), expected="a number, a boolean or text"
             )
+        if isinstance(value, str) and _has_bare_comma(value):  # what follows would be another argument
+            raise InvalidInput(
+                field=f"rule {name}, argument {key}",
+                got=repr(value),
+                expected="text without commas, except in brackets",
+            )
     return name + (":" + ",".join(f"{key}={value}" for key, value in arguments.items()) if arguments else "")
+
+
+def _has_bare_comma(text: str) -> bool:
+    depths = itertools.accumulate((character in "([") - (character in ")]") for character in text)
+    return any(character == "," and depth <= 0 for character, depth in zip(text, depths))

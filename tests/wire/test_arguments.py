@@ -71,6 +71,8 @@ ODD: list[tuple[str, dict[str, Any], type[Any], tuple[str, ...]]] = [
         DtypeMismatch,
         ("learning_rate",),
     ),
+    ("init", {"values": START, "rule": {"name": "sgd", 5: 1}}, InvalidInput, ("rule sgd", "argument 5")),
+    ("init", {"values": START, "rule": {"name": "sgd", "learning_rate": "1,momentum=1"}}, InvalidInput, ("commas",)),
     ("init", {"values": START, "mode": 5}, ConfigurationConflict, ("mode", "5")),
     ("init", {"values": START, "slack": "2"}, ConfigurationConflict, ("slack", "'2'")),
     ("init", {"values": START, "backup_workers": 0.5}, ConfigurationConflict, ("backup_workers", "0.5")),

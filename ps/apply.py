@@ -82,7 +82,7 @@ def updating(
     each: how the pieces of a partition are worked on: one after the other, or several at once.
     """
     push, pushes = state.version, options.pushes_a_step(rule)
-    ctx = Context(push // pushes, rule.rate_at(push), staleness, worker, push=push)
+    ctx = Context(push // pushes, _rate(rule, push), staleness, worker, push=push)
     partitions = list(state.partitions)
     gradients = dict(gradients)
     for number, stage in enumerate(options.stages(rule)):
@@ -104,6 +104,15 @@ def updating(
     if options.averages(rule):
         partitions = [_average(partition, rule, ctx.step) for partition in partitions]
     return ShardState(state.version + 1, tuple(partitions))
+
+
+def _rate(rule: UpdateRule, step: int) -> float:
+    """The learning rate at this step, as a Python number, which widens nothing it is multiplied with."""
+    field, expected = f"rule {rule.name}, learning_rate at step {step}", "a finite number"
+    rate = _guarded(lambda: float(rule.rate_at(step)), field=field, expected=expected)
+    if not math.isfinite(rate):
+        raise RuleFailed(field=field, got=f"{rate}", expected=expected, hint="Nothing was applied.")
+    return rate
 
 
 def with_slots(partition: Partition, rule: UpdateRule) -> Partition:

@@ -5,12 +5,10 @@ What it offers is loaded at first use, so that a program can start before anythi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from protos import errors
-from protos.errors import ParameterServerError
-
+TYPE_CHECKING = False  # typing itself takes a while to load
 if TYPE_CHECKING:
+    from typing import Any
+
     from client.client import Client
     from client.connecting import connect
     from client.model import IndexedSlices
@@ -22,6 +20,8 @@ if TYPE_CHECKING:
         WholeVariables,
     )
     from client.results import PushResult, Values
+    from protos import errors
+    from protos.errors import ParameterServerError
 
 __all__ = [
     "Client",
@@ -45,6 +45,7 @@ _HOME = {
     "MaxSizePartitioner": "client.partitioner",
     "MinSizePartitioner": "client.partitioner",
     "Partitioner": "client.partitioner",
+    "ParameterServerError": "protos.errors",
     "PushResult": "client.results",
     "Values": "client.results",
     "WholeVariables": "client.partitioner",
@@ -53,10 +54,12 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'client' has no attribute {name!r}")
     import importlib
 
+    if name == "errors":
+        return importlib.import_module("protos.errors")
+    if name not in _HOME:
+        raise AttributeError(f"module 'client' has no attribute {name!r}")
     return globals().setdefault(name, getattr(importlib.import_module(_HOME[name]), name))
 
 

@@ -6,9 +6,10 @@ configuration. Shell (threads, sockets, disk): shard, initialization, intake, se
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing itself takes a while to load
 if TYPE_CHECKING:
+    from typing import Any
+
     from ps.local import LocalCluster
 
 __all__ = ["LocalCluster"]

@@ -8,9 +8,10 @@ Read loop.py first (pull, compute, push), then training.py (what surrounds it), 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing itself takes a while to load
 if TYPE_CHECKING:
+    from typing import Any
+
     from worker.evaluation import final_values
     from worker.loop import Event, Summary
     from worker.training import train

@@ -98,6 +98,11 @@ SHOW = "import sys; print(*sorted({name.partition('.')[0] for name in sys.module
 @pytest.mark.parametrize(
     ("program", "absent"),
     [
+        # Before they can be interrupted in order, the programs load next to nothing.
+        (
+            "import client.run, client.ctl, ps.__main__, worker.__main__",
+            ["numpy", "grpc", "google", "click", "rich", "asyncio", "logging", "json", "socket"],
+        ),
         ("import ps.command, ps.local", ["tensorflow", "keras", "client", "worker", "jax", "torch"]),
         ("import client; client.connect", ["tensorflow", "keras", "ps", "worker", "rich", "click"]),
         ("import client.run_command, client.ctl_command", ["tensorflow", "keras", "worker"]),

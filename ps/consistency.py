@@ -14,6 +14,7 @@ Next: ps/membership.py (who counts), ps/shard.py (who performs the decisions).
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -172,13 +173,16 @@ class Sync(Consistency):
 
     def missing(self) -> tuple[int, ...]:
         """The workers that count and whose gradient for the present version may still come."""
-        return tuple(sorted(set(self.membership.counted()) - self.contributors - self.passed_over))
+        return tuple(sorted(self.membership.counted() - self.contributors - self.passed_over))
 
     def _full(self) -> bool:
         if not self.contributors:
             return False
         enough = self.membership.num_workers - self.backup_workers
-        return not self.missing() or len(self.contributors) >= max(1, enough)
+        if len(self.contributors) >= max(1, enough):
+            return True
+        counted, come = self.membership.counted(), len(self.contributors) + len(self.passed_over)
+        return come >= len(counted) and counted <= self.contributors | self.passed_over
 
     def applied(self, worker: int | None = None) -> None:
         super().applied(worker)
@@ -212,17 +216,44 @@ class Sync(Consistency):
 
 @dataclass
 class Ssp(Consistency):
-    """Apply on arrival, but no worker reads while its clock leads the slowest by more than `slack`."""
+    """Apply on arrival, but no worker reads while its clock leads the slowest by more than `slack`.
+
+    The clock of the slowest is asked for at every push, so it is not looked for among all workers each time. Invariant:
+    of the workers `_of`, `_at[clock]` have this clock, and none has one below `_slowest`.
+    """
 
     slack: int = 0
+    _of: frozenset[int] | None = None
+    _at: Counter[int] = field(default_factory=Counter)
+    _slowest: int = 0
 
     def horizon(self) -> int:
-        return min((self.clocks.get(worker, 0) for worker in self.membership.counted()), default=0)
+        if self._of is not self.membership.counted():
+            self._of = self.membership.counted()
+            self._at = Counter(self.clocks.get(worker, 0) for worker in self._of)
+            self._slowest = min(self._at, default=0)
+        return self._slowest
+
+    def _finished(self, worker: int) -> None:
+        super()._finished(worker)
+        if self._of is not None and worker in self._of:
+            clock = self.clocks[worker]
+            self._at[clock] += 1
+            self._at[clock - 1] -= 1
+            while not self._at[self._slowest]:
+                del self._at[self._slowest]
+                self._slowest += 1
+
+    def joined(self, worker: int) -> None:
+        super().joined(worker)
+        self._of = None
 
     def pull(self, worker: int | None) -> Wait | None:
         if worker is None:
             return None
         clock = self.clocks.get(worker, 0)
+        if clock - self.horizon() <= self.slack:
+            return None
         behind = tuple(
             other for other in sorted(self.membership.counted()) if clock - self.clocks.get(other, 0) > self.slack
         )

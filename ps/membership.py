@@ -12,7 +12,6 @@ Next: ps/consistency.py (what follows from who counts).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -20,6 +19,8 @@ from protos.errors import ClusterError, NotJoined, ProtocolMismatch, WorkerIndex
 
 # Answers kept per session. A client has at most one push under way per thread, so this is far more than can be asked for.
 REMEMBERED_PUSHES = 1024
+# States of a worker that others wait for.
+COUNTED = ("expected", "active")
 
 T = TypeVar("T")
 
@@ -94,6 +95,7 @@ class Membership(Generic[T]):
         self.sessions: dict[str, Session[T]] = {}
         self._lost: dict[str, Session[T]] = {}
         self._ended: set[str] = set()
+        self._counted: frozenset[int] | None = None
 
     def __repr__(self) -> str:
         states = ", ".join(f"{index}: {member.state}" for index, member in self.members.items())
@@ -101,9 +103,11 @@ class Membership(Generic[T]):
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
-    def counted(self) -> Iterator[int]:
-        """Workers that a barrier waits for: those that are here and those still to come."""
-        return (index for index, member in self.members.items() if member.state in ("expected", "active"))
+    def counted(self) -> frozenset[int]:
+        """Workers that a barrier waits for: those that are here and those still to come. The same object until it changes."""
+        if self._counted is None:
+            self._counted = frozenset(index for index, member in self.members.items() if member.state in COUNTED)
+        return self._counted
 
     def done(self) -> bool:
         """Whether every worker has come and gone."""
@@ -158,6 +162,8 @@ class Membership(Generic[T]):
 
     def _activate(self, worker: int, origin: str) -> None:
         member = self.members[worker]
+        if member.state not in COUNTED:
+            self._counted = None
         member.origin, member.state, member.reason, member.disconnected_at_s = origin, "active", "", None
 
     def _found_again(self, session_id: str) -> Session[T] | None:
@@ -272,6 +278,7 @@ class Membership(Generic[T]):
     def _count_out(self, worker: int, state: str, reason: str) -> None:
         member = self.members[worker]
         member.state, member.reason, member.disconnected_at_s = state, reason, None
+        self._counted = None
 
 
 def _not_joined(session_id: str) -> NotJoined:

@@ -5,7 +5,7 @@ It must not know connections. Next: protos/parameter_server.proto (what the fiel
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -71,6 +71,7 @@ def milliseconds(seconds: float) -> int:
 
 def positive(number: float, field: str) -> float:
     """A weight or a scale, or InvalidInput."""
-    if isinstance(number, bool) or not isinstance(number, (int, float, np.number)) or not 0 < number < math.inf:
-        raise InvalidInput(field=field, got=repr(number), expected="a finite number above 0")
+    real = isinstance(number, (int, float, np.integer, np.floating)) and not isinstance(number, bool)
+    if not real or not 0 < number <= sys.float_info.max:
+        raise InvalidInput(field=field, got=repr(number)[:80], expected="a finite number above 0")
     return float(number)

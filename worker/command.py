@@ -32,6 +32,7 @@ from worker.stopping import Stopping
 EPILOG = """\b
 Examples:
   ps-run -n 2 -s 2 -- ps-worker examples/digits.py --epochs 8
+  ps-run -n 2 --mode sync --rule diloco -- ps-worker model.py --local-steps 50
   TF_CONFIG='{"cluster": {"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:1", "10.0.0.3:1"]},
               "task": {"type": "worker", "index": 0}}' ps-worker model.py --steps 1000 --batch-size 64
 
@@ -41,6 +42,7 @@ MODEL.py defines:
   make_dataset(worker_index, num_workers)   this worker's share: a tf.data.Dataset of (inputs, labels)
   loss(labels, outputs)                     a scalar, or one number per example
   rule()               optional             "adam:learning_rate=0.001" or a dict; used unless the ps was told a rule
+  inner_optimizer()    optional             a Keras optimizer, for --local-steps; plain SGD without
   evaluate(model)      optional             a number, or a dict of numbers; runs in worker 0 at the end
 
 \b
@@ -74,6 +76,13 @@ def _requirements(context: click.Context, parameter: click.Parameter, pairs: tup
     "--batch-size",
     type=click.IntRange(1),
     help="Examples in a batch. Default: as the dataset is batched, or 32 if it is not.",
+)
+@click.option(
+    "--local-steps",
+    type=click.IntRange(1),
+    metavar="H",
+    help="Train on H batches with inner_optimizer(), then push how far the values have come; for rules such as diloco and "
+    "elastic_average. Default: push the gradient of every batch.",
 )
 @click.option("--rule", help="Update rule, NAME or NAME:key=value,…, instead of the model file's rule().")
 @click.option("--seed", type=click.IntRange(0), help="Seed of first values, shuffling and dropout. Default: none.")
@@ -111,6 +120,7 @@ def main(
     steps: int | None,
     epochs: int | None,
     batch_size: int | None,
+    local_steps: int | None,
     rule: str | None,
     seed: int | None,
     log_every: int | None,
@@ -148,6 +158,7 @@ def main(
             steps=steps,
             epochs=epochs,
             batch_size=batch_size,
+            local_steps=local_steps,
             rule=rule,
             seed=seed,
             log_every=log_every,
@@ -179,6 +190,7 @@ def _described(settings: program.Settings) -> str:
     length = f"steps {settings.steps}" if settings.steps else f"epochs {settings.epochs or 1}"
     return (
         f"model {settings.path}, {length}, batch size {settings.batch_size or 'as the data has it'}, "
+        f"{f'local steps {settings.local_steps}, ' if settings.local_steps else ''}"
         f"rule {settings.rule or 'as the file or the ps has it'}, seed {'none' if settings.seed is None else settings.seed}, "
         f"connect timeout {settings.connect_timeout_s:g} s, wait timeout {settings.wait_timeout_s:g} s"
     )

@@ -4,6 +4,7 @@
     make_dataset(worker_index, num_workers)   this worker's data: a tf.data.Dataset of pairs (inputs, labels)
     loss(labels, outputs)                     a scalar, or one number per example
     rule()               optional             NAME:key=value,… or {"name": NAME, …}; None if the ps was told
+    inner_optimizer()    optional             a Keras optimizer, for --local-steps; plain SGD without
     evaluate(model)      optional             a number, or a dict of numbers with the main one first
 
 It must not know what is done with these. An error in the file is the file's: it comes out with its own traceback.
@@ -39,6 +40,7 @@ class ModelFile:
     loss: Callable[[Any, Any], Any]
     rule: Callable[[], str | Mapping[str, Any] | None] | None
     evaluate: Callable[[Any], Any] | None
+    inner_optimizer: Callable[[], Any] | None = None
 
     def evaluated(self, model: Any) -> dict[str, float]:
         """What evaluate(model) says, by name. InvalidInput if that is no number and no dict of numbers."""
@@ -72,7 +74,9 @@ def load(path: Path) -> ModelFile:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-    found: dict[str, Any] = {key: getattr(module, key, None) for key in (*REQUIRED, "rule", "evaluate")}
+    found: dict[str, Any] = {
+        key: getattr(module, key, None) for key in (*REQUIRED, "rule", "evaluate", "inner_optimizer")
+    }
     missing = [REQUIRED[key] for key in REQUIRED if found[key] is None]
     if missing:
         raise InvalidInput(

@@ -38,6 +38,7 @@ class Settings:
     required: Mapping[str, float]
     connect_timeout_s: float
     wait_timeout_s: float
+    local_steps: int | None = None
 
 
 class RequirementNotMet(ParameterServerError):
@@ -183,6 +184,8 @@ def _train(settings: Settings, server: Client, file: ModelFile, model: Any, data
         steps=settings.steps,
         epochs=settings.epochs,
         batch_size=settings.batch_size,
+        local_steps=settings.local_steps,
+        inner_optimizer=file.inner_optimizer() if settings.local_steps and file.inner_optimizer is not None else None,
         progress=progress.choose(settings.log_every),
         started=started,
     )

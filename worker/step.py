@@ -1,6 +1,7 @@
 """What is the loss on a batch, and its gradients? One tf.function around one tf.GradientTape.
 
-It must not know the ps. TensorReplica is the Replica that loop.py trains. Next: variables.py (names and values).
+It must not know the ps. TensorReplica is the Replica that loop.py trains, TensorLearner the Learner of local_steps.py.
+Next: variables.py (names and values).
 """
 
 from __future__ import annotations
@@ -49,23 +50,64 @@ class TensorReplica:
         """The loss and the gradients by name, float arrays in the shapes of the variables or IndexedSlices of rows."""
         loss, gradients = self._compute(*batch)
         if all(gradient is None for gradient in gradients):
-            raise InvalidInput(
-                field="loss",
-                got="a loss that depends on no variable of the model",
-                expected="loss(labels, outputs) computed from outputs with TensorFlow operations",
-            )
+            raise _independent()
         return float(loss), {
             name: _to_client(gradient) for name, gradient in zip(self._names, gradients) if gradient is not None
         }
 
-    def _loss_and_gradients(self, inputs: Any, labels: Any) -> tuple[Any, list[Any]]:
+    def _loss_and_gradients(
+        self, inputs: Any, labels: Any, scaled: Callable[[Any], Any] = lambda loss: loss
+    ) -> tuple[Any, list[Any]]:
+        """The loss, and the gradients of what `scaled` makes of it."""
         with tf.GradientTape() as tape:
             outputs = self._model(inputs, **self._training)
             loss = tf.reduce_mean(tf.convert_to_tensor(self._loss(labels, outputs)))
             extra = getattr(self._model, "losses", None)
             if extra:
                 loss += tf.cast(tf.add_n([tf.reduce_sum(value) for value in extra]), loss.dtype)
-        return loss, tape.gradient(loss, list(self.variables.trainable.values()))
+            target = scaled(loss)
+        return loss, tape.gradient(target, list(self.variables.trainable.values()))
+
+
+class TensorLearner(TensorReplica):
+    """A replica that trains by itself. optimizer: a Keras optimizer, of this replica alone; plain descent if None."""
+
+    def __init__(self, model: Any, loss: Callable[[Any, Any], Any], batch_spec: Any, optimizer: Any = None) -> None:
+        import keras
+
+        super().__init__(model, loss, batch_spec)
+        optimizer = keras.optimizers.SGD() if optimizer is None else optimizer
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
+            raise InvalidInput(
+                field="inner_optimizer",
+                got=type(optimizer).__name__,
+                expected="a Keras optimizer such as keras.optimizers.AdamW(1e-3)",
+            )
+        # Keras's own variables where there are any: some optimizers ask for more than a tf.Variable knows.
+        self._targets = list(getattr(model, "trainable_weights", None) or self.variables.trainable.values())
+        self._optimizer = optimizer
+        optimizer.build(self._targets)
+        self._train = tf.function(self._loss_and_update, input_signature=batch_spec)
+
+    def train(self, batch: Any) -> float:
+        """One step of the optimizer; the loss before it."""
+        return float(self._train(*batch))
+
+    def _loss_and_update(self, inputs: Any, labels: Any) -> Any:
+        loss, gradients = self._loss_and_gradients(inputs, labels, self._optimizer.scale_loss)
+        pairs = [(gradient, target) for gradient, target in zip(gradients, self._targets) if gradient is not None]
+        if not pairs:
+            raise _independent()
+        self._optimizer.apply(*zip(*pairs))
+        return loss
+
+
+def _independent() -> InvalidInput:
+    return InvalidInput(
+        field="loss",
+        got="a loss that depends on no variable of the model",
+        expected="loss(labels, outputs) computed from outputs with TensorFlow operations",
+    )
 
 
 def _to_client(gradient: Any) -> Array | IndexedSlices:

@@ -14,8 +14,9 @@ from typing import Any
 from client import Client
 from protos.errors import InvalidInput
 from worker import data, loop
+from worker import local_steps as local
 from worker.progress import Progress, choose
-from worker.step import TensorReplica
+from worker.step import TensorLearner, TensorReplica
 
 
 def train(
@@ -28,6 +29,8 @@ def train(
     steps: int | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
+    local_steps: int | None = None,
+    inner_optimizer: Any = None,
     progress: Progress | None = None,
     started: Callable[[TensorReplica], None] | None = None,
 ) -> loop.Summary:
@@ -35,24 +38,42 @@ def train(
 
     loss(labels, outputs): scalar or one number per example. steps: batches of this worker, beginning the dataset again
     when it ends; or epochs: passes over it (1). batch_size: see data.py. progress: by default what fits the terminal.
-    started: called with the replica once the model is on the ps.
+    local_steps: batches between pushes, trained on with `inner_optimizer`, a Keras optimizer (SGD); see local_steps.py. None:
+    the gradient of every batch is pushed. started: called with the replica once the model is on the ps.
 
     The model holds the values of the last pull in the end. Does not leave: the `with` block of `server` does, and the other
     workers go on. Raises InvalidInput for a dataset or model that does not fit, and what the client raises.
     """
     if steps is not None and epochs is not None:
         raise InvalidInput(field="steps", got=f"steps {steps} and epochs {epochs}", expected="one of them")
-    for field, number in (("steps", steps), ("epochs", epochs), ("batch_size", batch_size)):
+    for field, number in (
+        ("steps", steps),
+        ("epochs", epochs),
+        ("batch_size", batch_size),
+        ("local_steps", local_steps),
+    ):
         if number is not None and number < 1:
             raise InvalidInput(field=field, got=number, expected="1 or more")
+    if inner_optimizer is not None and local_steps is None:
+        raise InvalidInput(
+            field="local_steps",
+            got="None, and an inner_optimizer",
+            expected="how many batches it trains on before a push",
+        )
+
+    def told(replica: TensorReplica) -> None:
+        if started is not None:
+            started(replica)
+
     batches = data.to_batches(dataset, data.model_ranks(model), batch_size)
     build(model, batches)
-    replica = TensorReplica(model, loss, batches.element_spec)
     passes = data.passes(batches, steps=steps, epochs=epochs)
     with progress if progress is not None else choose() as shown:
-        return loop.run(
-            server, replica, passes, rule, shown.update, lambda: started(replica) if started is not None else None
-        )
+        if local_steps is None:
+            replica = TensorReplica(model, loss, batches.element_spec)
+            return loop.run(server, replica, passes, rule, shown.update, lambda: told(replica))
+        learner = TensorLearner(model, loss, batches.element_spec, inner_optimizer)
+        return local.run(server, learner, passes, rule, shown.update, lambda: told(learner), local_steps=local_steps)
 
 
 def build(model: Any, batches: Any) -> None:

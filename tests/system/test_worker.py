@@ -89,6 +89,21 @@ def test_chief_worker_and_evaluator_with_uneven_data_all_end_by_themselves(progr
     assert_free(*cluster["ps"])
 
 
+def test_workers_push_every_few_steps_and_what_is_left_of_uneven_data(programs: Programs) -> None:
+    inner = "def inner_optimizer():\n    return keras.optimizers.AdamW(0.01)\n"
+    model = str(programs.file(LINE.replace("(60, 3)", "(60 + 20 * worker_index, 3)") + inner, "line.py"))
+    command = [sys.executable, "-m", "worker", model, "--batch-size", "10", "--local-steps", "4", "--log-every", "3"]
+    job = programs.run("-n", "2", "-s", "2", "--mode", "sync", "--rule", "diloco", "--", *command)
+    assert job.wait(LONG_S) == 0
+    job.expect(r"^\[worker 0\] ps-worker: .* local steps 4,")
+    job.expect(r"mode sync, rule diloco:learning_rate=0.7,momentum=0.9,nesterov=True")
+    job.expect(r"^\[worker 0\] step 6/6 ")
+    job.expect(r"^\[worker 0\] worker 0: 6 steps and 2 pushes in .* applied 2, stale 0")
+    job.expect(r"^\[worker 1\] worker 1: 8 steps and 2 pushes in .* applied 2, stale 0")
+    job.expect(r"^\[worker 0\] output -?\d")
+    programs.assert_none_left()
+
+
 def test_a_flag_comes_before_the_environment_and_what_is_in_force_is_printed(programs: Programs) -> None:
     cluster = free_cluster()
     (server,) = programs.servers(cluster)

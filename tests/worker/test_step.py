@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import client
 from protos.errors import InvalidInput
-from worker.step import TensorReplica
+from worker.step import TensorLearner, TensorReplica
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) / 10
 Y = np.array([1, 0, 2, 1], np.float32)
@@ -121,3 +121,20 @@ def test_the_last_short_batch_is_not_traced_anew() -> None:
     replica = TensorReplica(Line(), loss, dataset.element_spec)
     assert [replica.examples(batch) for batch in dataset if replica.gradients(batch)] == [3, 1]
     assert len(traced) == 1
+
+
+@pytest.mark.parametrize(
+    "optimizer", [keras.optimizers.SGD(0.5), keras.optimizers.Adam(0.5)], ids=lambda each: each.name
+)
+def test_training_in_place_leaves_an_array_that_was_assigned_as_it_was(optimizer: Any) -> None:
+    # TensorFlow keeps an array that begins at a multiple of 64 bytes instead of a copy. What was pulled is still needed.
+    memory = np.zeros(40, np.float32)
+    first = -memory.ctypes.data % 64 // 4
+    pulled = memory[first : first + 3]
+    batch = (tf.constant(X), tf.constant(Y))
+    learner = TensorLearner(Line(), squared, tf.nest.map_structure(tf.TensorSpec.from_tensor, batch), optimizer)
+    learner.assign({"w": pulled})
+    for _ in range(2):
+        learner.train(batch)
+    assert learner.values(["w"])["w"].all()
+    assert not pulled.any()

@@ -21,7 +21,10 @@ def global_norm(gradients: Mapping[str, Any]) -> float:
     16-bit floats are squared in float32; the sums are made in float64.
     """
     with np.errstate(all="ignore"):
-        return math.sqrt(math.fsum(map(_square, gradients.values())))
+        try:
+            return math.sqrt(math.fsum(map(_square, gradients.values())))
+        except OverflowError:  # each square is finite, and no float64 holds their sum
+            return math.inf
 
 
 def _square(gradient: Any) -> float:

@@ -147,6 +147,14 @@ def _children_environment(
     help="Each ps writes its event log here.",
 )
 @click.option(
+    "--record",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    envvar="PARAMSERVER_RECORD",
+    show_envvar=True,
+    help="Each ps writes the run, gradients and all, as FILE.psN: `python -m ps.replay FILE` makes it again.",
+)
+@click.option(
     "--lease",
     type=click.FloatRange(0.1),
     callback=_finite,

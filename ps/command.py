@@ -75,6 +75,11 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: float) -
 @click.option(
     "--story-dir", type=click.Path(file_okay=False, path_type=Path), help="Write the event log there: story-psN.jsonl."
 )
+@click.option(
+    "--record",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write down the run, gradients and all, as FILE.psN: `python -m ps.replay FILE` makes it again.",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning"]), default="info", show_default=True)
 def main(
     cluster: str | None,
@@ -89,6 +94,7 @@ def main(
     lease: float,
     run_id: str,
     story_dir: Path | None,
+    record: Path | None,
     log_level: str,
 ) -> None:
     """One ps: holds a shard of the model and applies gradients to it, until every worker has left.
@@ -115,6 +121,7 @@ def main(
             guard_nonfinite=guard_nonfinite,
             lease_s=lease,
             story_dir=story_dir,
+            record=record,
         )
         asyncio.run(_serve(settings))
     except AddressInUse as error:
@@ -181,7 +188,12 @@ async def _serve(settings: Settings) -> None:
 
 def _described(settings: Settings, run_id: str) -> str:
     told = settings.configuration
-    extras = {"slack": told.slack, "backup workers": told.backup_workers, "stories in": settings.story_dir}
+    extras = {
+        "slack": told.slack,
+        "backup workers": told.backup_workers,
+        "stories in": settings.story_dir,
+        "record": settings.record,
+    }
     return ", ".join(
         [
             f"ps {settings.index} of {len(settings.ps_addresses)}",

@@ -25,7 +25,7 @@ class LocalCluster:
     """`servers` ps for `workers` workers; `.cluster` is the dict that `client.connect` takes.
 
     The ps live until the block ends, also when every worker has left, so that clients can come and go.
-    mode, slack, backup_workers, rule: as for ps-server; left out, the first init says.
+    mode, slack, backup_workers, rule: as for ps-server; left out, the first init says. record: a name for `ps.replay`.
 
         with LocalCluster(servers=2, mode="sync", workers=2) as local:
             server = client.connect(local.cluster, worker=0)
@@ -44,6 +44,7 @@ class LocalCluster:
         lease_s: float = 10.0,
         run_id: str = "",
         story_dir: str | Path | None = None,
+        record: str | Path | None = None,
     ) -> None:
         spec = make_rule(rule).spec() if rule else ""
         unbound = tuple(f"127.0.0.1:{index + 1}" for index in range(servers))
@@ -57,6 +58,7 @@ class LocalCluster:
             guard_nonfinite=guard_nonfinite,
             lease_s=lease_s,
             story_dir=Path(story_dir) if story_dir is not None else None,
+            record=Path(record) if record is not None else None,
             exit_when_done=False,
         )
         if servers < 1 or workers < 0:

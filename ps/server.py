@@ -29,6 +29,7 @@ from protos.service import OPTIONS, SERVICE
 from ps.accounting import PushResult
 from ps.configuration import Configuration
 from ps.membership import Membership
+from ps.record import Recorder, path_of
 from ps.servicer import Servicer
 from ps.shard import Shard
 from ps.story import Event, Story
@@ -65,6 +66,7 @@ class Settings:
     guard_nonfinite: bool = False
     lease_s: float = 10.0
     story_dir: Path | None = None
+    record: Path | None = None
     exit_when_done: bool = True
 
 
@@ -84,13 +86,9 @@ class Server:
         )
         self.ps_addresses = list(settings.ps_addresses)
         self._totals = Totals(settings.index, self.ps_addresses, membership)
-        self.shard = Shard(
-            membership,
-            settings.configuration,
-            Story(self._write_event),
-            settings.guard_nonfinite,
-            updates=Updates(self._totals if len(self.ps_addresses) > 1 else None),
-        )
+        self.shard = Shard(membership, settings.configuration, Story(self._write_event), settings.guard_nonfinite)
+        if len(self.ps_addresses) > 1:
+            self.shard.updates = Updates(self._totals, on_sums=lambda sums: self.shard.recorder.sums(sums))
         self.servicer = Servicer(self.shard, self.ps_addresses, self._totals, self._told_to_stop)
         self._server = grpc.aio.server(options=OPTIONS)
         self._server.add_generic_rpc_handlers((self.servicer.handlers(),))
@@ -123,6 +121,9 @@ class Server:
             self.settings.story_dir.mkdir(parents=True, exist_ok=True)
             path = self.settings.story_dir / f"story-ps{self.settings.index}.jsonl"
             self._story_file = path.open("w", encoding="utf-8")
+        if self.settings.record is not None:
+            path = path_of(self.settings.record, self.settings.index)
+            self.shard.recorder = Recorder.to(path, self.settings.index, len(self.ps_addresses))
         await self._server.start()
         for service in ("", SERVICE.full_name):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
@@ -152,6 +153,7 @@ class Server:
         await self._server.stop(GRACE_S)
         await self._totals.close()
         self._with_story(lambda file: file.close())
+        self.shard.recorder.close()
         return reason
 
     def _watch_ended(self, watch: asyncio.Future[None]) -> None:
@@ -164,6 +166,7 @@ class Server:
             await asyncio.sleep(TICK_S)
             await self.shard.expire(self.settings.lease_s)
             self._with_story(lambda file: file.flush())
+            self.shard.recorder.flush()
             if self.settings.exit_when_done and self._is_over():
                 self.stop("every worker has left")
 
@@ -191,6 +194,7 @@ class Server:
         if event.kind in _SAID:
             log.info(_SAID[event.kind].format(event=event, reason=f" ({event.reason})" if event.reason else ""))
         self._with_story(lambda file: file.write(event.to_json() + "\n"))
+        self.shard.recorder.event(event)
 
     def _with_story(self, act: Callable[[TextIO], object]) -> None:
         """A story that cannot be written is told once and given up: training goes on."""

@@ -35,6 +35,7 @@ from ps.consistency import Apply, Buffer, Complete, Consistency, Refuse, Seat, S
 from ps.initialization import Declaration, Initialization
 from ps.membership import JoinFacts, Membership, Session
 from ps.read_states import ReadStates
+from ps.record import Recorder
 from ps.rules import UpdateRule, make_rule
 from ps.rules.options import may_be_cut, uses_norm
 from ps.story import Event, Story
@@ -67,6 +68,7 @@ class Shard:
     guard_nonfinite: bool = False
     clock: Callable[[], float] = time.monotonic
     updates: Updates = field(default_factory=Updates)
+    recorder: Recorder = field(default_factory=Recorder)
 
     def __post_init__(self) -> None:
         self.state: ShardState | None = None
@@ -201,6 +203,7 @@ class Shard:
                 raise _no_rule()
             if rule is not None:
                 partitions = [with_slots(partition, rule) for partition in partitions]
+            self.recorder.init(configuration, partitions)
             self.state = ShardState(0, tuple(partitions))
             self.configuration, self.rule = configuration, rule
             self.consistency = consistency_of(configuration, self.membership)
@@ -244,6 +247,7 @@ class Shard:
         self.counters.pulls += 1
         if self.rule is not None and self.rule.needs_read_value and session.worker is not None:
             self._read_states.remember(session.id, state)
+            self.recorder.read(session, state.version)
         return state
 
     def _came_too_late(self, session: Session[PushResult]) -> bool:
@@ -348,6 +352,8 @@ class Shard:
         decision = self.consistency.push(session.worker, version, seat)
         if isinstance(decision, Refuse):
             raise decision.error
+        if not isinstance(decision, Stale):
+            self.recorder.gradient(session, sequence, contribution)
         if isinstance(decision, Stale):
             await self._due_step()
             result = PushResult("stale", decision.staleness, self.state.version)
@@ -425,6 +431,7 @@ class Shard:
             self._check_running()
             self._worker_session(session.id, "assign")
             state = self.ready_state()
+            self.recorder.values(values)
             self.state = state.with_values(values)
             names = tuple(str(state.partitions[index].key) for index in values)
             if names:

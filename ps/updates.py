@@ -10,13 +10,13 @@ It must not know modes or messages. Next: ps/shard.py, which decides what is upd
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ps import aggregation
 from ps.aggregation import Contribution
-from ps.apply import Exchange, Sums, updating
+from ps.apply import Exchange, Sums
 from ps.rules import UpdateRule
+from ps.step import stepping
 from ps.sums import Key, Totals
 from ps.variable import ShardState
 
@@ -26,10 +26,13 @@ INLINE_PARTITIONS = 64
 
 
 class Updates:
-    """Computes the states of one shard, one at a time. totals: the sums over all ps; None where there is one ps."""
+    """Computes the states of one shard, one at a time.
 
-    def __init__(self, totals: Totals | None = None) -> None:
-        self._totals = totals
+    totals: the sums over all ps, None where there is one ps. on_sums: hears what they came to.
+    """
+
+    def __init__(self, totals: Totals | None = None, on_sums: Callable[[Sums], None] = lambda sums: None) -> None:
+        self._totals, self._on_sums = totals, on_sums
         self._failures: tuple[int, int] = (0, 0)  # of which version, how many times its step has failed
 
     async def compute(
@@ -46,12 +49,7 @@ class Updates:
 
         worker: whose update it is, outside sync mode; None for a step of all.
         """
-        if rule is None:  # a model of state alone: a push has nothing in it, and is a step all the same
-            return ShardState(state.version + 1, state.partitions)
-        norm = None
-        if worker is not None and (norm := contributions[worker].norm) is not None:
-            norm /= rule.loss_scale_factor or 1.0
-        exchange = _exchange(state, rule, contributions, staleness, worker, read_state, norm)
+        exchange = stepping(state, rule, contributions, staleness=staleness, worker=worker, read_state=read_state)
         return await self._drive(exchange, state.version, inline=_is_small(state, rule, contributions))
 
     async def _drive(self, exchange: Exchange[ShardState], version: int, *, inline: bool) -> ShardState:
@@ -69,6 +67,7 @@ class Updates:
                 sums = result
                 if self._totals is not None:
                     sums = await self._totals.of(Key(version, attempt, number), result)
+                    self._on_sums(sums)
                 number += 1
         except Exception as error:
             self._failures = (version, attempt + 1)
@@ -85,23 +84,8 @@ def _resume(exchange: Exchange[ShardState], sums: Sums | None) -> tuple[bool, An
         return True, done.value
 
 
-def _exchange(
-    state: ShardState,
-    rule: UpdateRule,
-    contributions: Mapping[int, Contribution],
-    staleness: int,
-    worker: int | None,
-    read_state: ShardState | None,
-    norm: float | None,
-) -> Exchange[ShardState]:
-    gradients = yield from aggregation.aggregating(rule.aggregation, contributions, state)
-    return (
-        yield from updating(
-            state, rule, gradients, staleness=staleness, worker=worker, read_state=read_state, norm=norm
-        )
-    )
-
-
-def _is_small(state: ShardState, rule: UpdateRule, contributions: Mapping[int, Contribution]) -> bool:
+def _is_small(state: ShardState, rule: UpdateRule | None, contributions: Mapping[int, Contribution]) -> bool:
+    if rule is None:
+        return True
     touched = [state.partitions[index].value.nbytes for pushed in contributions.values() for index in pushed.gradients]
     return rule.quick and len(touched) <= INLINE_PARTITIONS and sum(touched) <= INLINE_BYTES

@@ -13,7 +13,7 @@ import pytest
 
 from protos.codec import PROTOCOL_VERSION
 from protos.errors import InitConflict, NotJoined, RuleFailed, WaitTimeout
-from ps import aggregation, server
+from ps import server, step
 from ps.configuration import Configuration
 from ps.membership import JoinFacts, Membership
 from ps.rules import UpdateRule
@@ -57,7 +57,7 @@ def test_an_error_that_is_not_the_rules_undoes_the_step_and_all_who_contributed_
         shard, (zero, one) = await ready_shard("sync", 2)
         await push(shard, zero, 1, 0)
         with monkeypatch.context() as patch:
-            patch.setattr(aggregation, "aggregating", no_room)
+            patch.setattr(step, "aggregating", no_room)
             with pytest.raises(RuleFailed, match="MemoryError: no room for the mean"):
                 await push(shard, one, 1, 0)
         with pytest.raises(RuleFailed, match="no room"):

@@ -15,7 +15,7 @@ import pytest
 
 import client
 import ps
-from ps import aggregation
+from ps import step
 from ps.rules import Sgd, register
 from tests.harness.threads import HANGS_S, Task, together, until
 
@@ -93,14 +93,14 @@ def test_pulls_return_the_old_values_while_an_update_is_being_made(mode: str, si
 
 def test_pulls_return_while_the_mean_of_a_step_is_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
     # claim 1
-    aggregating = aggregation.aggregating
+    aggregating = step.aggregating
 
     def gated(*arguments: Any) -> Any:
         ENTERED.set()
         assert GATE.wait(HANGS_S)
         return aggregating(*arguments)
 
-    monkeypatch.setattr(aggregation, "aggregating", gated)
+    monkeypatch.setattr(step, "aggregating", gated)
     with (
         ps.LocalCluster(1, "sync", workers=1, rule="sgd:learning_rate=1") as local,
         client.connect(local.cluster, worker=0) as writer,

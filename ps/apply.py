@@ -9,7 +9,7 @@ gradient updates the rows it names and leaves the others alone, slots included.
 
 What needs a number from the whole model, on all ps together, asks for it by `yield`: it hands out this shard's part and
 gets the sum over all shards. Pure otherwise: a state becomes another, or RuleFailed is raised and nothing has changed.
-It must not know modes, threads or the wire. Next: ps/rules/base.py (the contract), ps/shard.py (who calls this, and when).
+It must not know modes, threads or the wire. Next: ps/rules/base.py (the contract), ps/answers.py (what rules may return).
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ import numpy.typing as npt
 
 from protos.codec import Array
 from protos.errors import RuleFailed
-from ps.feed import MASTER, Feed, compute
+from ps.answers import all_checked, arrays_of, checked_array, guarded
+from ps.feed import Feed, compute
 from ps.rules import Context, UpdateRule, options
 from ps.rules.transforms import Transform
-from ps.variable import DenseGradient, Gradient, Gradients, Paged, Partition, ShardState, SparseGradient, frozen
+from ps.variable import MASTER, DenseGradient, Gradient, Gradients, Paged, Partition, ShardState, SparseGradient, frozen
 
 T = TypeVar("T")
 Sums = npt.NDArray[np.float64]
@@ -36,6 +37,8 @@ Exchange = Generator[Sums, Sums, T]
 
 # `map`, or another that works on several items at once and gives the results in the same order.
 Each = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
+# How many elements are summed in their own precision.
+RUN = 1 << 13
 # The slot that holds the moving average of a value.
 AVERAGE = "engine/average"
 
@@ -86,6 +89,8 @@ def updating(
     partitions = list(state.partitions)
     gradients = dict(gradients)
     for number, stage in enumerate(options.stages(rule)):
+        if stage.pushes_a_step() > 1 and (push + 1) % pushes == 0:
+            gradients.update(_held_back(partitions, stage, number, gradients))
         if stage.norm_of == "model":
             if norm is None:
                 squares = yield np.array([sum(map(_square, gradients.values()))], np.float64)
@@ -97,7 +102,8 @@ def updating(
                 del gradients[index]
             else:
                 gradients[index] = transformed
-        norm = None  # what a later stage asks for is the norm of what this one made
+        if not isinstance(stage, options.Unscale):
+            norm = None  # what a later stage asks for is the norm of what this one made
     for index, gradient in gradients.items():
         read = read_state.partitions[index].value if rule.needs_read_value and read_state else None
         partitions[index] = _update(partitions[index], rule, ctx, gradient, read, each)
@@ -109,7 +115,7 @@ def updating(
 def _rate(rule: UpdateRule, step: int) -> float:
     """The learning rate at this step, as a Python number, which widens nothing it is multiplied with."""
     field, expected = f"rule {rule.name}, learning_rate at step {step}", "a finite number"
-    rate = _guarded(lambda: float(rule.rate_at(step)), field=field, expected=expected)
+    rate = guarded(lambda: float(rule.rate_at(step)), field=field, expected=expected)
     if not math.isfinite(rate):
         raise RuleFailed(field=field, got=f"{rate}", expected=expected, hint="Nothing was applied.")
     return rate
@@ -122,7 +128,7 @@ def with_slots(partition: Partition, rule: UpdateRule) -> Partition:
         return partition
     dtype = compute(np.empty(0, value.dtype)).dtype
     wide = Paged(value.shape, dtype, tuple(map(compute, value.pages)))
-    zeros = Paged(value.shape, dtype, tuple(frozen(np.zeros_like(page)) for page in wide.pages))
+    zeros = _zeros(wide)
     slots = {name: _first_slot(rule, name, wide, partition) for name in rule.slot_names()}
     for number, stage in enumerate(options.stages(rule)):
         slots.update(dict.fromkeys(_stage_slots(stage, number), zeros))
@@ -131,6 +137,10 @@ def with_slots(partition: Partition, rule: UpdateRule) -> Partition:
     if options.averages(rule):
         slots[AVERAGE] = wide
     return dataclasses.replace(partition, slots=slots)
+
+
+def _zeros(like: Paged) -> Paged:
+    return dataclasses.replace(like, pages=tuple(frozen(np.zeros_like(page)) for page in like.pages))
 
 
 def _stage_slots(stage: Transform, number: int) -> list[str]:
@@ -144,19 +154,31 @@ def _worker_slots(rule: UpdateRule, worker: int | None) -> list[str]:
 def _first_slot(rule: UpdateRule, name: str, value: Paged, partition: Partition) -> Paged:
     what = f"rule {rule.name}, {name} of {partition.key}"
     blocks = value.pages if rule.elementwise else (frozen(value.whole()),)
-    first = _guarded(
+    first = guarded(
         lambda: [np.asarray(rule.init_slot(name, block)) for block in blocks],
         field=f"rule {rule.name}, init_slot {name} of {partition.key}",
         expected="an array; the argument is read-only",
     )
     checked = [
-        _checked(what, new, block.shape if rule.elementwise else new.shape, block.dtype)
+        checked_array(what, new, block.shape if rule.elementwise else new.shape, block.dtype)
         for new, block in zip(first, blocks)
     ]
     if rule.elementwise:
         return Paged(value.shape, value.dtype, tuple(checked))
     (slot,) = checked
     return Paged.cut_like(slot, value) if slot.shape == value.shape else Paged.of(slot)
+
+
+def _held_back(
+    partitions: Sequence[Partition], stage: Transform, number: int, gradients: Gradients
+) -> dict[int, Gradient]:
+    """Zeros for the partitions that have no gradient now, but some that this stage has held back and is about to let go."""
+    zeros: dict[int, Gradient] = {}
+    for index, partition in enumerate(partitions):
+        held = [partition.slots[name] for name in _stage_slots(stage, number) if name in partition.slots]
+        if index not in gradients and any(page.any() for slot in held for page in slot.pages):
+            zeros[index] = DenseGradient(_zeros(held[0]))
+    return zeros
 
 
 # -- one stage of one partition ----------------------------------------------------------------------------------------
@@ -177,14 +199,21 @@ def _transform(
 
     def piece(at: int) -> tuple[bool, list[Array]]:
         value, grad, olds = values[at], grads[at], [slot[at] for slot in slots]
-        answer = _answer(what, partition, returns, lambda: stage.transform(ctx, value, grad, *olds))
+        answer = arrays_of(what, partition, returns, lambda: stage.transform(ctx, value, grad, *olds))
         held = answer[0] is None
-        return held, _all_checked(
+        return held, all_checked(
             what, partition, returns, [grad, *answer[1:]] if held else answer, [grad, *olds], [value]
         )
 
     pieces = list(each(piece, range(len(grads))))
     held = any(held for held, _ in pieces)
+    if held and not all(held for held, _ in pieces):
+        raise RuleFailed(
+            field=f"{what}, gradient of {partition.key}",
+            got="None for a part of it",
+            expected="None for all of a push, or for nothing of it",
+            hint="Nothing was applied. Let ctx.push decide, not the numbers.",
+        )
     columns = _columns([new for _, new in pieces], 1 + len(names))
     kept = {name: feed.join(column, partition.slots[name]) for name, column in zip(names, columns[1:])}
     partition = dataclasses.replace(partition, slots={**partition.slots, **kept})
@@ -211,9 +240,9 @@ def _update(
         def call() -> object:
             return rule.update(told, frozen(options.decayed(rule, ctx.learning_rate, value)), grad, *old)
 
-        answer = _answer(what, partition, returns, call)
+        answer = arrays_of(what, partition, returns, call)
         given = [grad] if told.read_value is None else [grad, told.read_value]
-        return _all_checked(what, partition, returns, answer, [value, *old], given)
+        return all_checked(what, partition, returns, answer, [value, *old], given)
 
     columns = _columns(list(each(piece, range(len(grads)))), 1 + len(names))
     kept = {name: feed.join(column, olds[name]) for name, column in zip(names, columns[1:])}
@@ -259,77 +288,19 @@ def _average(partition: Partition, rule: UpdateRule, step: int) -> Partition:
 
 
 def _square(gradient: Gradient) -> float:
-    """The sum of squares of a gradient: pages in their precision, their sums in float64."""
+    """The sum of squares of a gradient."""
     pages = [gradient.rows] if isinstance(gradient, SparseGradient) else gradient.value.pages
+    return math.fsum(map(sum_of_squares, map(compute, pages)))
+
+
+def sum_of_squares(array: Array) -> float:
+    """Of a float32 or float64 array, whatever its shape: to a part in 10⁷ in float32, and finite if the array is.
+
+    Runs of a few thousand are summed in their own precision, and the runs in float64: as fast as one sum, much more exact,
+    and never handed to several threads, whose number would be seen in the last bits.
+    """
+    flat = array.reshape(-1)
+    runs = [flat[start : start + RUN] for start in range(0, flat.size, RUN)]
     with np.errstate(all="ignore"):
-        return math.fsum(float(np.vdot(wide, wide)) for wide in map(compute, pages))
-
-
-# -- what maths of others returns --------------------------------------------------------------------------------------
-
-
-def _answer(what: str, partition: Partition, names: Sequence[str], call: Callable[[], object]) -> list[Any]:
-    """What a rule or a transform returned, as a list of one array a name."""
-    answer = _guarded(
-        call,
-        field=f"{what}, variable {partition.key}",
-        expected="new arrays; arguments are read-only",
-        hint="Nothing was applied.",
-    )
-    news = list(answer) if isinstance(answer, tuple) else [answer]
-    if len(news) != len(names):
-        raise RuleFailed(field=what, got=f"{len(news)} arrays", expected=f"{len(names)}: {', '.join(names)}")
-    return news
-
-
-def _guarded(call: Callable[[], T], *, field: str, expected: str, hint: str = "") -> T:
-    """What `call` returns; whatever it raises as RuleFailed. Overflows make no noise."""
-    try:
-        with np.errstate(all="ignore"):  # an overflow is the model's business, as in TensorFlow
-            return call()
-    except RuleFailed:
-        raise
-    except BaseException as error:  # a rule that calls sys.exit ends its push, not the ps
-        raise RuleFailed(field=field, got=f"{type(error).__name__}: {error}", expected=expected, hint=hint) from error
-
-
-def _all_checked(
-    what: str,
-    partition: Partition,
-    names: Sequence[str],
-    news: Sequence[object],
-    olds: Sequence[Array],
-    given: Sequence[Array],
-) -> list[Array]:
-    """Value and slots in the shapes and dtypes they had, read-only, and no NaN that the arguments do not explain."""
-    checked = []
-    for name, new, old in zip(names, news, olds):
-        array = _checked(f"{what}, {name} of {partition.key}", new, old.shape, old.dtype)
-        if array.size and np.isnan(array.min()) and all(np.isfinite(each).all() for each in (*olds, *given)):
-            raise RuleFailed(
-                field=f"{what}, {name} of {partition.key}",
-                got="NaN from finite arguments",
-                expected="numbers",
-                hint="Nothing was applied. Is there a division by zero, or a root of a negative number?",
-            )
-        checked.append(array)
-    return checked
-
-
-def _checked(what: str, new: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """What maths returned, as a read-only array of this shape and dtype. Nobody, not even its author, can write to it now."""
-    array = np.asarray(new)
-    if array.shape != shape or array.dtype != dtype:
-        raise RuleFailed(
-            field=what,
-            got=f"{array.dtype.name} {array.shape}",
-            expected=f"{dtype.name} {shape}",
-            hint="A numpy float64 scalar widens what it meets; a Python float does not."
-            if array.dtype != dtype
-            else "",
-        )
-    result: Array = np.asarray(array, order="C")
-    owner = result
-    while isinstance(owner.base, np.ndarray):  # a view of a buffer that the rule may want to use again
-        owner = frozen(owner.base)
-    return frozen(result)
+        total = sum(float(np.vdot(run, run)) for run in runs)
+        return total if math.isfinite(total) else float(np.square(flat, dtype=np.float64).sum())

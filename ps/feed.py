@@ -13,10 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from protos.codec import Array
-from ps.variable import DenseGradient, Gradient, Paged, Partition, SparseGradient, frozen
-
-# The slot of a 16-bit variable that holds it in float32. A rule's own names have no slash.
-MASTER = "engine/master"
+from ps.variable import MASTER, DenseGradient, Gradient, Paged, Partition, SparseGradient, frozen
 
 
 @dataclass(frozen=True)
@@ -47,12 +44,8 @@ class Feed:
         return Paged.cut_like(pieces[0], old) if self.whole else dataclasses.replace(old, pages=tuple(pieces))
 
     def values(self) -> Sequence[Array]:
-        """The pieces of the value in the precision of updates: of its master copy where that is what it is rounded from."""
-        pieces = self.split(self.partition.value)
-        master = self.partition.slots.get(MASTER)
-        if master is None:
-            return [compute(piece) for piece in pieces]
-        return [_unrounded(piece, wide) for piece, wide in zip(pieces, self.split(master))]
+        """The pieces of the value in the precision of updates: those of its master copy, if it has one."""
+        return [compute(piece) for piece in self.split(self.partition.slots.get(MASTER, self.partition.value))]
 
     def gradients(self) -> Sequence[Array]:
         """The pieces of the gradient in the precision of updates."""
@@ -68,12 +61,6 @@ class Feed:
         if self.whole:
             return DenseGradient(Paged.cut_like(pieces[0], value))
         return DenseGradient(Paged(value.shape, compute(np.empty(0, value.dtype)).dtype, tuple(pieces)))
-
-
-def _unrounded(value: Array, master: Array) -> Array:
-    """The master copy, but the value where that has been assigned since and is no longer the master rounded."""
-    with np.errstate(all="ignore"):
-        return frozen(np.where(master.astype(value.dtype) == value, master, value.astype(master.dtype)))
 
 
 def compute(array: Array) -> Array:

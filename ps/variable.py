@@ -21,6 +21,8 @@ from protos.codec import Array, page_bounds, page_elements
 from protos.rows import summed_rows
 
 Indices = npt.NDArray[np.int64]
+# The slot of a 16-bit variable that holds it in float32: that is what is updated, and the value is it, rounded.
+MASTER = "engine/master"
 
 
 def frozen(array: Array) -> Array:
@@ -169,6 +171,14 @@ class Partition:
     value: Paged
     slots: Mapping[str, Paged] = field(default_factory=dict)
 
+    def with_value(self, value: Paged) -> Partition:
+        """The partition with another value. A master copy becomes exactly it: no digits of the old one stay behind."""
+        if MASTER not in self.slots:
+            return Partition(self.key, value, self.slots)
+        wide = self.slots[MASTER].dtype
+        master = Paged(value.shape, wide, tuple(frozen(page.astype(wide)) for page in value.pages))
+        return Partition(self.key, value, {**self.slots, MASTER: master})
+
 
 @dataclass(frozen=True)
 class ShardState:
@@ -186,10 +196,10 @@ class ShardState:
         return sum(slot.nbytes for partition in self.partitions for slot in partition.slots.values())
 
     def with_values(self, values: Mapping[int, Paged]) -> ShardState:
-        """The state with some values replaced, by partition id; slots and version stay."""
+        """The state with some values replaced, by partition id; masters follow, other slots and the version stay."""
         partitions = list(self.partitions)
         for index, value in values.items():
-            partitions[index] = Partition(partitions[index].key, value, partitions[index].slots)
+            partitions[index] = partitions[index].with_value(value)
         return ShardState(self.version, tuple(partitions))
 
 

@@ -6,7 +6,7 @@ compose: a rule's `transforms` are made in order, each on what the one before it
     elementwise        fed flat blocks, or the rows of a sparse gradient; else the whole variable, which then is never cut
     norm_of            "variable" or "model": ctx.norm is the norm of the gradient of the variable, or of all variables
                        on all ps together
-    slots              state per variable, as a rule's
+    slots              state per variable, as a rule's; a sparse gradient then becomes a dense one
 
 It must not know shards or the wire. Next: options.py (Keras's clipnorm and its kin are these), ps/apply.py (who calls).
 """
@@ -49,9 +49,12 @@ class Transform(Configured):
 
 @register("clip_by_value")
 class ClipByValue(Transform):
-    """g ← min(max(g, -limit), limit), element by element."""
+    """g ← min(max(g, -limit), limit), element by element (Mikolov 2012)."""
 
     limit: float
+
+    def __post_init__(self) -> None:
+        self.require("limit", self.limit > 0, "more than 0")
 
     def transform(self, ctx: Context, value: Floats, grad: Floats, *slots: Floats) -> Updated:
         return np.clip(grad, -self.limit, self.limit)
@@ -59,29 +62,65 @@ class ClipByValue(Transform):
 
 @register("clip_by_norm")
 class ClipByNorm(Transform):
-    """g ← g min(1, limit / ‖g‖), the norm over each variable."""
+    """g ← g min(1, limit / ‖g‖), the norm over each variable (Pascanu, Mikolov, Bengio 2013)."""
 
     limit: float
     norm_of = "variable"
+
+    def __post_init__(self) -> None:
+        self.require("limit", self.limit > 0, "more than 0")
 
     def transform(self, ctx: Context, value: Floats, grad: Floats, *slots: Floats) -> Updated:
         return grad * (self.limit / ctx.norm) if ctx.norm > self.limit else grad
 
 
 @register("clip_by_global_norm")
-class ClipByGlobalNorm(Transform):
-    """g ← g min(1, limit / ‖g‖), the norm over the whole model, on all ps together (Pascanu et al. 2013)."""
+class ClipByGlobalNorm(ClipByNorm):
+    """g ← g min(1, limit / ‖g‖), the norm over the whole model, on all ps together (Pascanu, Mikolov, Bengio 2013)."""
 
-    limit: float
     norm_of = "model"
 
+
+@register("weight_decay")
+class WeightDecay(Transform):
+    """g ← g + rate w: the gradient of a loss with rate/2 ‖w‖² added to it, L2 regularisation (Krogh, Hertz 1992).
+
+    Unlike the option weight_decay of every rule, it goes through the rule's momentum and scaling. A sparse gradient decays
+    the rows it names and no others.
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        self.require("rate", self.rate >= 0, "0 or more")
+
     def transform(self, ctx: Context, value: Floats, grad: Floats, *slots: Floats) -> Updated:
-        return grad * (self.limit / ctx.norm) if ctx.norm > self.limit else grad
+        return grad + self.rate * value
+
+
+@register("scale_by_staleness")
+class ScaleByStaleness(Transform):
+    """g ← g / (1 + staleness)^power: an older gradient counts less (Xie, Koyejo, Gupta 2019, polynomial, a = power).
+
+    For rules that follow the size of a gradient; Adam and its kin forget a constant factor. In sync mode all are fresh.
+    """
+
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.require("power", self.power >= 0, "0 or more")
+
+    def transform(self, ctx: Context, value: Floats, grad: Floats, *slots: Floats) -> Updated:
+        return grad * (1.0 + ctx.staleness) ** -self.power if ctx.staleness else grad
 
 
 @register("accumulate")
 class Accumulate(Transform):
-    """The mean of `pushes` gradients, applied once: g ← (g₁ + … + g_n) / n. The pushes before the last change no value."""
+    """The mean of `pushes` gradients, applied once (Ott et al. 2018): g ← (g₁ + … + g_n) / n.
+
+    The pushes before the last change no value. One without a gradient for a variable counts as 0 there, and a variable that
+    got none in all n is left alone.
+    """
 
     pushes: int
     slots = ("sum",)
@@ -97,3 +136,20 @@ class Accumulate(Transform):
 
     def pushes_a_step(self) -> int:
         return self.pushes
+
+
+@register("centralise")
+class Centralise(Transform):
+    """g ← g - mean of g over all axes but the last: gradient centralisation (Yong et al. 2020).
+
+    The last axis of a variable is Keras's axis of outputs: what each of them sees comes to 0 in all. Vectors and scalars stay
+    as they are. A sparse gradient becomes a dense one: a row that it does not name gets a part of the mean.
+    """
+
+    elementwise = False
+
+    def transform(self, ctx: Context, value: Floats, grad: Floats, *slots: Floats) -> Updated:
+        if grad.ndim < 2 or not grad.size:
+            return grad
+        mean = grad.mean(tuple(range(grad.ndim - 1)), dtype=np.float64, keepdims=True)
+        return np.asarray(grad - mean.astype(grad.dtype))

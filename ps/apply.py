@@ -97,7 +97,7 @@ def updating(
             if norm is None:
                 squares = yield np.array([sum(map(_square, gradients.values()))], np.float64)
                 norm = math.sqrt(squares[0])
-            ctx = dataclasses.replace(ctx, norm=norm)
+            ctx = dataclasses.replace(ctx, norm=float(norm))
         for index, gradient in list(gradients.items()):
             partitions[index], transformed = _transform(partitions[index], rule, stage, number, ctx, gradient, each)
             if transformed is None:

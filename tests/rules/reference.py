@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,15 +106,6 @@ def graph_rewriting(on: bool) -> Iterator[None]:
         yield
     finally:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
-
-
-def keras_paths(make_optimizer: Callable[[Any], Any], problems: Sequence[tuple[Array, Array]]) -> list[Array]:
-    """The values after each step of a Keras optimizer at its own learning rate. problems: (value, gradients) of each."""
-    import keras
-
-    named = [Problem(f"v{index}", *each) for index, each in enumerate(problems)]
-    (paths,) = keras_runs(make_optimizer(keras.optimizers), named)
-    return paths
 
 
 def kernel_path(learning_rate: float, value: Array, gradients: Array) -> Array:

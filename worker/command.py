@@ -27,6 +27,7 @@ from protos.errors import (
     PeerUnavailable,
 )
 from worker import modelfile, program
+from worker.loss_scale import LossScale
 from worker.stopping import Stopping
 
 EPILOG = """\b
@@ -61,6 +62,14 @@ def _requirements(context: click.Context, parameter: click.Parameter, pairs: tup
     return required
 
 
+def _loss_scale(context: click.Context, parameter: click.Parameter, said: str | None) -> str | None:
+    try:
+        LossScale.parse(said)
+    except InvalidInput:
+        raise click.BadParameter(f"got {said!r}, expected dynamic, or a number above 0 such as 1024") from None
+    return said
+
+
 @click.command(
     context_settings={
         "auto_envvar_prefix": "PARAMSERVER",
@@ -83,6 +92,13 @@ def _requirements(context: click.Context, parameter: click.Parameter, pairs: tup
     metavar="H",
     help="Train on H batches with inner_optimizer(), then push how far the values have come; for rules such as diloco and "
     "elastic_average. Default: push the gradient of every batch.",
+)
+@click.option(
+    "--loss-scale",
+    metavar="dynamic|NUMBER",
+    callback=_loss_scale,
+    help="Multiply the loss where gradients are too small for 16 bits; the ps divides. dynamic: as far as goes without "
+    "overflow. Default: none.",
 )
 @click.option("--rule", help="Update rule, NAME or NAME:key=value,…, instead of the model file's rule().")
 @click.option("--seed", type=click.IntRange(0), help="Seed of first values, shuffling and dropout. Default: none.")
@@ -121,6 +137,7 @@ def main(
     epochs: int | None,
     batch_size: int | None,
     local_steps: int | None,
+    loss_scale: str | None,
     rule: str | None,
     seed: int | None,
     log_every: int | None,
@@ -143,6 +160,11 @@ def main(
         epochs = None if source("steps") is ParameterSource.COMMANDLINE else epochs
     if steps is not None and epochs is not None:
         raise click.UsageError(f"got --steps {steps} and --epochs {epochs}, expected one of them")
+    if loss_scale is not None and local_steps is not None:
+        raise click.UsageError(
+            f"got --loss-scale {loss_scale} and --local-steps {local_steps}, expected one of them: what is pushed after local "
+            "steps is no gradient. inner_optimizer() may return a keras.optimizers.LossScaleOptimizer."
+        )
     stopping = Stopping()
     recycle_pages()
     try:
@@ -159,6 +181,7 @@ def main(
             epochs=epochs,
             batch_size=batch_size,
             local_steps=local_steps,
+            loss_scale=loss_scale,
             rule=rule,
             seed=seed,
             log_every=log_every,
@@ -191,6 +214,7 @@ def _described(settings: program.Settings) -> str:
     return (
         f"model {settings.path}, {length}, batch size {settings.batch_size or 'as the data has it'}, "
         f"{f'local steps {settings.local_steps}, ' if settings.local_steps else ''}"
+        f"{f'loss scale {settings.loss_scale}, ' if settings.loss_scale else ''}"
         f"rule {settings.rule or 'as the file or the ps has it'}, seed {'none' if settings.seed is None else settings.seed}, "
         f"connect timeout {settings.connect_timeout_s:g} s, wait timeout {settings.wait_timeout_s:g} s"
     )

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from client import Client
 from protos.codec import Array
 from protos.errors import InvalidInput
-from worker.loop import Event, Replica, Summary, begin, end, trainable
+from worker.loop import Event, Replica, Summary, begin, end, trainable, weight
 
 
 class Learner(Replica, Protocol):
@@ -47,14 +47,16 @@ def run(
     summary = begin(server, learner, rule, started)
     alpha = elastic_rate(server)
     total: int | None = None
+    pushed = 0  # examples
     for batch, total in batches:
         summary.trained(learner.train(batch), learner.examples(batch))
         due = summary.steps % local_steps == 0
         if due:
-            _push(server, learner, summary, alpha)
+            _push(server, learner, summary, alpha, summary.examples - pushed)
+            pushed = summary.examples
         report(summary.event(total, pushed=due))
     if summary.steps % local_steps:
-        _push(server, learner, summary, alpha)
+        _push(server, learner, summary, alpha, summary.examples - pushed)
         report(summary.event(total))
     learner.assign(trainable(learner, summary.values))
     end(server, learner, summary)
@@ -80,7 +82,7 @@ def elastic_rate(server: Client) -> float | None:
     return float(rate[1]) / (server.num_workers if server.mode == "sync" else 1)
 
 
-def _push(server: Client, learner: Learner, summary: Summary, alpha: float | None) -> None:
+def _push(server: Client, learner: Learner, summary: Summary, alpha: float | None, examples: int) -> None:
     """Push how far the learner has come, and set what it goes on from."""
     read: Mapping[str, Array] = summary.values
     if alpha is not None and server.mode != "sync":
@@ -88,7 +90,7 @@ def _push(server: Client, learner: Learner, summary: Summary, alpha: float | Non
     names = trainable(learner, read)
     local = learner.values(names)
     difference = {name: read[name] - local[name] for name in names}
-    values, result = server.push_pull(difference)
+    values, result = server.push_pull(difference, weight=weight(examples))
     summary.pushed(values, result)
     if alpha is None:
         learner.assign(trainable(learner, values))

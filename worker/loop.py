@@ -7,6 +7,7 @@ TensorFlow).
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 
 from client import Client, PushResult, Values
 from protos.codec import Array
+from worker.loss_scale import LossScale
 
 
 class Replica(Protocol):
@@ -29,8 +31,11 @@ class Replica(Protocol):
     def assign(self, values: Mapping[str, Array]) -> None:
         """Take these values."""
 
-    def gradients(self, batch: Any) -> tuple[float, dict[str, Any]]:
-        """The loss on a batch and its gradients by name: arrays or IndexedSlices. Variables without one are left out."""
+    def gradients(self, batch: Any, scale: float = 1.0) -> tuple[float, dict[str, Any]]:
+        """The loss on a batch and the gradients of `scale` times it by name: arrays or IndexedSlices.
+
+        Variables without one are left out.
+        """
 
     def examples(self, batch: Any) -> int:
         """How many examples are in a batch."""
@@ -110,18 +115,24 @@ def run(
     rule: str | Mapping[str, Any] | None,
     report: Callable[[Event], None],
     started: Callable[[], None] = lambda: None,
+    *,
+    loss_scale: LossScale | None = None,
 ) -> Summary:
     """Train on every batch, given as (batch, number of batches in all or None). Does not leave: the caller does.
 
     The first worker's values become the model's; all begin from them, state without gradients included. From then on
     only trainable variables are taken from the ps. At the end worker 0's other state is put on the ps (policy `chief`).
-    started: called once the model is on the ps. Raises what Client.init, pull, push_pull and assign raise.
+    started: called once the model is on the ps. loss_scale: see loss_scale.py; none by default.
+
+    Raises what Client.init, pull, push_pull and assign raise, and NonFiniteGradient where a dynamic loss scale finds no end.
     """
+    loss_scale = loss_scale or LossScale.parse(None)
     summary = begin(server, replica, rule, started)
     for batch, total in batches:
-        loss, gradients = replica.gradients(batch)
-        summary.trained(loss, replica.examples(batch))
-        summary.pushed(*server.push_pull(gradients))
+        loss, gradients, scale = loss_scale.gradients(functools.partial(replica.gradients, batch))
+        examples = replica.examples(batch)
+        summary.trained(loss, examples)
+        summary.pushed(*server.push_pull(gradients, scale=scale, weight=weight(examples)))
         replica.assign(trainable(replica, summary.values))
         report(summary.event(total))
     end(server, replica, summary)
@@ -142,6 +153,11 @@ def begin(
 def trainable(replica: Replica, values: Mapping[str, Array]) -> dict[str, Array]:
     """Those of the values that take gradients."""
     return {name: value for name, value in values.items() if name not in replica.non_trainable}
+
+
+def weight(examples: int) -> int:
+    """What a push counts for where the aggregation weighs. An empty batch has a mean of nothing, yet a push has a weight."""
+    return max(1, examples)
 
 
 def end(server: Client, replica: Replica, summary: Summary) -> None:

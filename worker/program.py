@@ -39,6 +39,7 @@ class Settings:
     connect_timeout_s: float
     wait_timeout_s: float
     local_steps: int | None = None
+    loss_scale: str | None = None
 
 
 class RequirementNotMet(ParameterServerError):
@@ -186,6 +187,7 @@ def _train(settings: Settings, server: Client, file: ModelFile, model: Any, data
         batch_size=settings.batch_size,
         local_steps=settings.local_steps,
         inner_optimizer=file.inner_optimizer() if settings.local_steps and file.inner_optimizer is not None else None,
+        loss_scale=settings.loss_scale,
         progress=progress.choose(settings.log_every),
         started=started,
     )

@@ -31,6 +31,9 @@ class TensorReplica:
         self._training = {"training": True} if _takes_training(model) else {}
         self._names = list(self.variables.trainable)
         self._compute = tf.function(self._loss_and_gradients, input_signature=batch_spec)
+        self._compute_scaled = tf.function(
+            self._scaled_gradients, input_signature=[*batch_spec, tf.TensorSpec((), tf.float32)]
+        )
 
     @property
     def non_trainable(self) -> Collection[str]:
@@ -46,14 +49,21 @@ class TensorReplica:
         first = tf.nest.flatten(batch)[0]
         return int(first.shape[0]) if first.shape.rank else 1
 
-    def gradients(self, batch: Any) -> tuple[float, dict[str, Any]]:
-        """The loss and the gradients by name, float arrays in the shapes of the variables or IndexedSlices of rows."""
-        loss, gradients = self._compute(*batch)
+    def gradients(self, batch: Any, scale: float = 1.0) -> tuple[float, dict[str, Any]]:
+        """The loss, and the gradients of `scale` times it by name: arrays in the shapes of the variables, or IndexedSlices."""
+        loss, gradients = self._compute(*batch) if scale == 1 else self._compute_scaled(*batch, scale)
         if all(gradient is None for gradient in gradients):
             raise _independent()
         return float(loss), {
             name: _to_client(gradient) for name, gradient in zip(self._names, gradients) if gradient is not None
         }
+
+    def _scaled_gradients(self, inputs: Any, labels: Any, scale: Any) -> tuple[Any, list[Any]]:
+        def scaled(loss: Any) -> Any:
+            loss = tf.cast(loss, tf.float32) if loss.dtype.size == 2 else loss  # the product is not to overflow
+            return loss * tf.cast(scale, loss.dtype)
+
+        return self._loss_and_gradients(inputs, labels, scaled)
 
     def _loss_and_gradients(
         self, inputs: Any, labels: Any, scaled: Callable[[Any], Any] = lambda loss: loss

@@ -15,6 +15,7 @@ from client import Client
 from protos.errors import InvalidInput
 from worker import data, loop
 from worker import local_steps as local
+from worker.loss_scale import LossScale
 from worker.progress import Progress, choose
 from worker.step import TensorLearner, TensorReplica
 
@@ -31,6 +32,7 @@ def train(
     batch_size: int | None = None,
     local_steps: int | None = None,
     inner_optimizer: Any = None,
+    loss_scale: str | float | None = None,
     progress: Progress | None = None,
     started: Callable[[TensorReplica], None] | None = None,
 ) -> loop.Summary:
@@ -39,7 +41,8 @@ def train(
     loss(labels, outputs): scalar or one number per example. steps: batches of this worker, beginning the dataset again
     when it ends; or epochs: passes over it (1). batch_size: see data.py. progress: by default what fits the terminal.
     local_steps: batches between pushes, trained on with `inner_optimizer`, a Keras optimizer (SGD); see local_steps.py. None:
-    the gradient of every batch is pushed. started: called with the replica once the model is on the ps.
+    the gradient of every batch is pushed. loss_scale: "dynamic" or a number, by which the loss is multiplied where gradients
+    are too small for 16 bits; see loss_scale.py. started: called with the replica once the model is on the ps.
 
     The model holds the values of the last pull in the end. Does not leave: the `with` block of `server` does, and the other
     workers go on. Raises InvalidInput for a dataset or model that does not fit, and what the client raises.
@@ -60,6 +63,14 @@ def train(
             got="None, and an inner_optimizer",
             expected="how many batches it trains on before a push",
         )
+    if loss_scale is not None and local_steps is not None:
+        raise InvalidInput(
+            field="loss_scale",
+            got=f"{loss_scale}, and local_steps {local_steps}",
+            expected="one of them: what is pushed is no gradient",
+            hint="keras.optimizers.LossScaleOptimizer(...) as inner_optimizer scales the loss of local steps.",
+        )
+    scaling = LossScale.parse(loss_scale)
 
     def told(replica: TensorReplica) -> None:
         if started is not None:
@@ -71,7 +82,7 @@ def train(
     with progress if progress is not None else choose() as shown:
         if local_steps is None:
             replica = TensorReplica(model, loss, batches.element_spec)
-            return loop.run(server, replica, passes, rule, shown.update, lambda: told(replica))
+            return loop.run(server, replica, passes, rule, shown.update, lambda: told(replica), loss_scale=scaling)
         learner = TensorLearner(model, loss, batches.element_spec, inner_optimizer)
         return local.run(server, learner, passes, rule, shown.update, lambda: told(learner), local_steps=local_steps)
 

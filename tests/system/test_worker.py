@@ -109,10 +109,18 @@ def test_a_flag_comes_before_the_environment_and_what_is_in_force_is_printed(pro
     (server,) = programs.servers(cluster)
     env = {"PARAMSERVER_STEPS": "2", "PARAMSERVER_BATCH_SIZE": "7", "PARAMSERVER_WAIT_TIMEOUT_S": "30"}
     arguments = [str(programs.file(LINE, "line.py")), "--batch-size", "5", "--log-every", "1", "--require", "size=4"]
-    one = worker(programs, cluster, *arguments, "--rule", "momentum:learning_rate=0.01", "--seed", "3", **env)
+    arguments += ["--rule", "momentum:learning_rate=0.01", "--seed", "3", "--loss-scale", "dynamic"]
+    one = worker(programs, cluster, *arguments, **env)
     assert one.wait(LONG_S) == 1
     said = one.expect(r"^ps-worker: worker 0 of 1, 1 ps; (.*)").group(1)
-    for part in ("steps 2", "batch size 5", "rule momentum:learning_rate=0.01", "seed 3", "wait timeout 30 s"):
+    for part in (
+        "steps 2",
+        "batch size 5",
+        "loss scale dynamic",
+        "rule momentum:learning_rate=0.01",
+        "seed 3",
+        "wait timeout 30 s",
+    ):
         assert part in said
     one.expect(r"mode async, rule momentum:learning_rate=0.01,momentum=0.9")
     one.expect(r"worker 0: 2 steps")

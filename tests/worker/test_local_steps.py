@@ -65,12 +65,14 @@ def test_one_worker_pushes_every_h_batches_and_what_is_left_and_reports_every_ba
     assert told == [*enumerate(outcomes, start=1), (7, "applied")]
 
 
-def test_in_sync_mode_with_an_outer_rate_of_1_the_workers_are_averaged_with_uneven_data_too() -> None:
+@pytest.mark.parametrize("aggregation", ["mean", "weighted_mean"])
+def test_in_sync_mode_with_an_outer_rate_of_1_the_workers_are_averaged_with_uneven_data_too(aggregation: str) -> None:
+    # weighted_mean is FedAvg (McMahan et al. 2017): each worker counts by the examples it has seen since its last push.
     data = {0: batches(0, 3), 1: batches(1, 8)}
 
     def work(index: int) -> worker.Summary:
         with client.connect(cluster.cluster, worker=index) as server:
-            return local(server, data[index], "sgd:learning_rate=1", 2)
+            return local(server, data[index], f"sgd:learning_rate=1,aggregation={aggregation}", 2)
 
     with ps.LocalCluster(servers=2, mode="sync", workers=2) as cluster:
         summaries = together([lambda: work(0), lambda: work(1)])
@@ -81,7 +83,8 @@ def test_in_sync_mode_with_an_outer_rate_of_1_the_workers_are_averaged_with_unev
     kernel = np.ones((3, 1), np.float32)
     for push in range(4):
         shares = [data[index][2 * push : 2 * push + 2] for index in (0, 1)]
-        kernel = np.mean([descended(kernel, share) for share in shares if share], axis=0)
+        weights = [len(share) if aggregation == "weighted_mean" else 1 for share in shares if share]
+        kernel = np.average([descended(kernel, share) for share in shares if share], axis=0, weights=weights)
     np.testing.assert_allclose(final[KERNEL], kernel, rtol=1e-5, atol=1e-6)
 
 

@@ -93,6 +93,17 @@ def test_a_requirement_without_an_evaluation_to_hold_it_against_is_bad_input(
     assert said in " ".join(result.output.split())
 
 
+def test_a_loss_scale_that_is_none_is_refused_and_so_is_one_with_local_steps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = settings_of(monkeypatch, tmp_path, "--local-steps", "4", PARAMSERVER_STEPS="3")
+    assert (settings.local_steps, settings.loss_scale, settings.steps) == (4, None, 3)
+    assert settings_of(monkeypatch, tmp_path, PARAMSERVER_LOSS_SCALE="dynamic").loss_scale == "dynamic"
+    assert "got '-1', expected dynamic, or a number above 0" in settings_of(monkeypatch, tmp_path, "--loss-scale", "-1")
+    both = settings_of(monkeypatch, tmp_path, "--loss-scale", "8", "--local-steps", "4")
+    assert "got --loss-scale 8 and --local-steps 4" in both
+
+
 # -- an evaluator and its ps -----------------------------------------------------------------------------------------------
 
 

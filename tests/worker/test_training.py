@@ -104,6 +104,23 @@ def test_in_sync_mode_a_worker_that_runs_out_leaves_and_no_batch_is_lost() -> No
     np.testing.assert_allclose(final["sequential/dense/kernel"], kernel, rtol=1e-5)
 
 
+def test_with_weighted_mean_a_push_counts_by_its_examples_so_that_a_step_is_that_of_all_of_them_together() -> None:
+    x, y = batches(0, 1)[0]
+    shares = [[(x[:1], y[:1])], [(x[1:], y[1:])]]
+
+    def work(index: int) -> None:
+        with client.connect(local.cluster, worker=index) as server:
+            rule = f"sgd:learning_rate={RATE},aggregation=weighted_mean"
+            worker.train(server, line(), shares[index], squared, rule=rule, progress=Progress())
+
+    with ps.LocalCluster(mode="sync", workers=2) as local:
+        together([lambda: work(0), lambda: work(1)])
+        with client.connect(local.cluster, observer=True) as observer:
+            final = observer.pull()
+    kernel = np.ones((3, 1), np.float32)
+    np.testing.assert_allclose(*final.values(), kernel - RATE * gradient(kernel, (x, y)), rtol=1e-5)
+
+
 def test_statistics_are_each_workers_own_and_in_the_end_worker_0s() -> None:
     def work(index: int) -> list[np.ndarray]:
         model = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])

@@ -16,10 +16,21 @@ import numpy as np
 
 from protos.codec import Array
 from protos.errors import RuleFailed
-from ps.apply import Exchange, alone
+from ps.answers import guarded
+from ps.apply import Exchange, alone, sum_of_squares
 from ps.feed import compute, densify
 from ps.rules.aggregations import Aggregation, Mean
-from ps.variable import DenseGradient, Gradient, Gradients, Paged, ShardState, SparseGradient, frozen, sparse_gradient
+from ps.variable import (
+    DenseGradient,
+    Gradient,
+    Gradients,
+    Paged,
+    Partition,
+    ShardState,
+    SparseGradient,
+    frozen,
+    sparse_gradient,
+)
 
 
 @dataclass(frozen=True)
@@ -57,22 +68,23 @@ def aggregating(
         shares = _shares(aggregation, np.array([contribution.weight for contribution in ordered]), distances)
     result: dict[int, Gradient] = {}
     for index, partition in enumerate(state.partitions):
-        present = [(gradients[index], at) for at, gradients in enumerate(pushed) if index in gradients]
-        if not present:
+        if not any(index in gradients for gradients in pushed):
             continue
         if shares is not None:
-            result[index] = _weighted_mean(
-                [(gradient, shares[at]) for gradient, at in present], sum(shares), partition.value
-            )
+            present = [(gradients[index], share) for gradients, share in zip(pushed, shares) if index in gradients]
+            result[index] = _weighted_mean(present, sum(shares), partition.value)
         else:
-            zeros = [None] * (len(ordered) - len(present))
-            result[index] = _combined(aggregation, [*(gradient for gradient, _ in present), *zeros], partition.value)
+            result[index] = _combined(aggregation, [gradients.get(index) for gradients in pushed], partition)
     return result
 
 
 def _shares(aggregation: Aggregation, weights: Array, distances: Array) -> list[float]:
-    with np.errstate(all="ignore"):
-        shares = np.asarray(aggregation.shares(weights, distances), np.float64)
+    shares = guarded(
+        lambda: np.asarray(aggregation.shares(frozen(weights), frozen(distances)), np.float64),
+        field=f"aggregation {aggregation.name}, shares",
+        expected=f"{len(weights)} numbers; arguments are read-only",
+        hint="Nothing was applied.",
+    )
     if shares.shape != weights.shape or not np.isfinite(shares).all() or (shares < 0).any() or not shares.sum():
         raise RuleFailed(
             field=f"aggregation {aggregation.name}, shares",
@@ -86,12 +98,12 @@ def _shares(aggregation: Aggregation, weights: Array, distances: Array) -> list[
 def _weighted_mean(gradients: Sequence[tuple[Gradient, float]], total: float, like: Paged) -> Gradient:
     """Σ share · gradient / total. Shares of 1 multiply nothing: the plain mean is a sum and one division."""
     counted = [(gradient, share) for gradient, share in gradients if share]
-    sparse = [(gradient, share) for gradient, share in counted if isinstance(gradient, SparseGradient)]
-    if len(sparse) == len(counted) and sparse:
-        summed = sparse_gradient(
-            np.concatenate([gradient.indices for gradient, _ in sparse]),
-            np.concatenate([_times(gradient.rows, share) for gradient, share in sparse]),
-        )
+    sparse = [(gradient, share) for gradient, share in gradients if isinstance(gradient, SparseGradient)]
+    if len(sparse) == len(gradients):
+        parts = [(gradient.indices, _times(gradient.rows, share)) for gradient, share in sparse if share]
+        none = (sparse[0][0].indices[:0], compute(sparse[0][0].rows[:0]))  # so that there is something to join
+        indices, rows = zip(none, *parts)
+        summed = sparse_gradient(np.concatenate(indices), np.concatenate(rows))
         return SparseGradient(summed.indices, frozen(summed.rows / total))
     dense = [(_dense(gradient, like), share) for gradient, share in counted]
     pages = tuple(
@@ -116,24 +128,35 @@ def _times(array: Array, share: float) -> Array:
     return wide if share == 1 else wide * share
 
 
-def _combined(aggregation: Aggregation, gradients: Sequence[Gradient | None], like: Paged) -> Gradient:
-    """What an aggregation that looks at each element apart makes of them. None: zeros."""
+def _combined(aggregation: Aggregation, gradients: Sequence[Gradient | None], partition: Partition) -> Gradient:
+    """What an aggregation that looks at each element apart makes of them, in the order of workers. None: zeros."""
+    like, field = partition.value, f"aggregation {aggregation.name}, combine, variable {partition.key}"
     dense = [_dense(gradient, like) if gradient is not None else None for gradient in gradients]
     pages = []
     for number, page in enumerate(like.pages):
         zeros = np.zeros_like(compute(page))
-        stack = np.stack([compute(each.value.pages[number]) if each is not None else zeros for each in dense])
-        with np.errstate(all="ignore"):
-            combined = np.asarray(aggregation.combine(frozen(stack)))
-        if combined.shape != page.shape:
-            raise RuleFailed(
-                field=f"aggregation {aggregation.name}, combine",
-                got=f"{combined.dtype.name} {combined.shape}",
-                expected=f"{page.shape}",
-                hint="Nothing was applied.",
-            )
-        pages.append(frozen(combined.astype(stack.dtype, copy=False)))
+        stack = frozen(np.stack([compute(each.value.pages[number]) if each is not None else zeros for each in dense]))
+        pages.append(_combined_page(aggregation, stack, field))
     return DenseGradient(_wide(like, tuple(pages)))
+
+
+def _combined_page(aggregation: Aggregation, stack: Array, field: str) -> Array:
+    combined = guarded(
+        lambda: np.asarray(aggregation.combine(stack)),
+        field=field,
+        expected="a new array; the argument is read-only",
+        hint="Nothing was applied.",
+    )
+    if combined.shape != stack.shape[1:] or combined.dtype.kind != "f":
+        raise RuleFailed(
+            field=field,
+            got=f"{combined.dtype.name} {combined.shape}",
+            expected=f"{stack.dtype.name} {stack.shape[1:]}",
+            hint="Nothing was applied.",
+        )
+    if combined.size and np.isnan(combined.min()) and np.isfinite(stack).all():
+        raise RuleFailed(field=field, got="NaN from finite gradients", expected="numbers", hint="Nothing was applied.")
+    return frozen(combined.astype(stack.dtype, copy=False))
 
 
 def _wide(like: Paged, pages: tuple[Array, ...]) -> Paged:
@@ -156,6 +179,7 @@ def _squared_distances(pushed: Sequence[Gradients], state: ShardState) -> Array:
             wide = [compute(each.value.pages[number]) if each is not None else zeros for each in dense]
             for one in range(count):
                 for other in range(one + 1, count):
-                    difference = wide[one] - wide[other]
-                    distances[one, other] += float(np.vdot(difference, difference))
+                    with np.errstate(all="ignore"):  # infinity less infinity is as far away as can be
+                        difference = wide[one] - wide[other]
+                    distances[one, other] += sum_of_squares(difference)
     return np.asarray(distances + distances.T)

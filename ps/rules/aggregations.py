@@ -45,7 +45,7 @@ class Aggregation(Configured):
 
 @register("mean")
 class Mean(Aggregation):
-    """g ← (g₁ + … + g_n) / n."""
+    """g ← (g₁ + … + g_n) / n: a step of synchronous SGD (Chen, Pan, Monga, Bengio, Jozefowicz 2016)."""
 
     def shares(self, weights: Floats, distances: Floats) -> Floats:
         return np.ones_like(weights)
@@ -53,7 +53,78 @@ class Mean(Aggregation):
 
 @register("weighted_mean")
 class WeightedMean(Aggregation):
-    """g ← (b₁ g₁ + … + b_n g_n) / (b₁ + … + b_n), b the weight of each push: with batch sizes, the gradient of the union."""
+    """g ← (b₁ g₁ + … + b_n g_n) / (b₁ + … + b_n), b the weight of each push (McMahan et al. 2017).
+
+    With batch sizes as weights, the gradient of the union of all batches.
+    """
 
     def shares(self, weights: Floats, distances: Floats) -> Floats:
         return weights
+
+
+@register("median")
+class Median(Aggregation):
+    """g ← median(g₁, …, g_n), element by element (Yin, Chen, Ramchandran, Bartlett 2018).
+
+    Each element lies between two that honest workers pushed, as long as more than half are honest; of two workers it is the
+    mean. NaN counts as larger than all numbers. Where most workers push nothing, or not that row, it is 0.
+    """
+
+    linear = False
+
+    def combine(self, gradients: Floats) -> Floats:
+        ordered, half = np.sort(gradients, axis=0), len(gradients) // 2
+        return ordered[half] if len(gradients) % 2 else np.asarray((ordered[half - 1] + ordered[half]) / 2)
+
+
+@register("trimmed_mean")
+class TrimmedMean(Aggregation):
+    """g ← mean of g₁, …, g_n without the `trim` smallest and the `trim` largest, by element (Yin et al. 2018).
+
+    Up to `trim` workers may push what they like, NaN too. If workers have left and fewer than 2 trim + 1 are there, as many
+    are cut off as leaves one or two, the median: fewer than half of those may push what they like.
+    """
+
+    trim: int = 1
+    linear = False
+
+    def __post_init__(self) -> None:
+        self.require("trim", self.trim >= 0, "0 or more")
+
+    def combine(self, gradients: Floats) -> Floats:
+        count = len(gradients)
+        trim = min(self.trim, (count - 1) // 2)
+        return np.asarray(np.sort(gradients, axis=0)[trim : count - trim].mean(axis=0))
+
+    def workers_needed(self) -> int:
+        return 2 * self.trim + 1
+
+
+@register("krum")
+class Krum(Aggregation):
+    """g ← g_i with the smallest Σ ‖g_i - g_j‖², j over its n - byzantine - 2 closest others (Blanchard et al. 2017).
+
+    The norm is over the whole model. keep: the mean of that many with the smallest sums, Multi-Krum. Up to `byzantine` workers
+    may push what they like. If workers have left, sums are over one other at least, and at most n - byzantine - 2 are kept,
+    but one: then an outlier is still not chosen while two others are closer to each other, but several that agree may be.
+    """
+
+    byzantine: int = 1
+    keep: int = 1
+    needs_distances = True
+
+    def __post_init__(self) -> None:
+        self.require("byzantine", self.byzantine >= 0, "0 or more")
+        self.require("keep", self.keep >= 1, "1 or more")
+
+    def shares(self, weights: Floats, distances: Floats) -> Floats:
+        closest = max(1, len(weights) - self.byzantine - 2)
+        others = distances.copy()
+        np.fill_diagonal(others, np.inf)
+        scores = np.sort(others, axis=1)[:, :closest].sum(axis=1)  # NaN comes last, here and below
+        shares = np.zeros_like(weights)
+        shares[np.argsort(scores, kind="stable")[: min(self.keep, closest)]] = 1
+        return shares
+
+    def workers_needed(self) -> int:
+        return max(2 * self.byzantine + 3, self.keep + self.byzantine + 2)

@@ -14,7 +14,6 @@ Next: ps/membership.py (who counts), ps/shard.py (who performs the decisions).
 from __future__ import annotations
 
 import enum
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -219,18 +218,20 @@ class Ssp(Consistency):
     """Apply on arrival, but no worker reads while its clock leads the slowest by more than `slack`.
 
     The clock of the slowest is asked for at every push, so it is not looked for among all workers each time. Invariant:
-    of the workers `_of`, `_at[clock]` have this clock, and none has one below `_slowest`.
+    `_at[clock]` are those of the workers `_of` that have this clock, and none has one below `_slowest`.
     """
 
     slack: int = 0
     _of: frozenset[int] | None = None
-    _at: Counter[int] = field(default_factory=Counter)
+    _at: dict[int, set[int]] = field(default_factory=dict)
     _slowest: int = 0
 
     def horizon(self) -> int:
         if self._of is not self.membership.counted():
             self._of = self.membership.counted()
-            self._at = Counter(self.clocks.get(worker, 0) for worker in self._of)
+            self._at = {}
+            for worker in self._of:
+                self._at.setdefault(self.clocks.get(worker, 0), set()).add(worker)
             self._slowest = min(self._at, default=0)
         return self._slowest
 
@@ -238,10 +239,10 @@ class Ssp(Consistency):
         super()._finished(worker)
         if self._of is not None and worker in self._of:
             clock = self.clocks[worker]
-            self._at[clock] += 1
-            self._at[clock - 1] -= 1
-            while not self._at[self._slowest]:
-                del self._at[self._slowest]
+            self._at.setdefault(clock, set()).add(worker)
+            self._at[clock - 1].discard(worker)
+            while not self._at.get(self._slowest):
+                self._at.pop(self._slowest, None)
                 self._slowest += 1
 
     def joined(self, worker: int) -> None:
@@ -254,9 +255,7 @@ class Ssp(Consistency):
         clock = self.clocks.get(worker, 0)
         if clock - self.horizon() <= self.slack:
             return None
-        behind = tuple(
-            other for other in sorted(self.membership.counted()) if clock - self.clocks.get(other, 0) > self.slack
-        )
+        behind = tuple(sorted(set().union(*(self._at[at] for at in self._at if clock - at > self.slack))))
         return Wait(behind, f"clock {clock - self.slack} of the slowest (slack {self.slack})") if behind else None
 
 

@@ -152,6 +152,22 @@ def test_asynchronous_elastic_averaging_takes_the_difference_to_the_centre_of_th
     assert summary.staleness_max == 0  # computed at the centre that was read right before the push
 
 
+@pytest.mark.parametrize("mode", ["async", "ssp"])
+@pytest.mark.parametrize("rule", ["diloco", "elastic_average"])
+def test_in_the_other_modes_every_batch_of_uneven_data_counts_and_the_job_ends(mode: str, rule: str) -> None:
+    data = {0: batches(0, 3), 1: batches(1, 8)}
+
+    def work(index: int) -> worker.Summary:
+        with client.connect(cluster.cluster, worker=index) as server:
+            return local(server, data[index], rule, 2)
+
+    with ps.LocalCluster(servers=2, mode=mode, slack=0 if mode == "ssp" else None, workers=2) as cluster:
+        summaries = together([lambda: work(0), lambda: work(1)])
+        with client.connect(cluster.cluster, observer=True) as observer:
+            assert observer.pull().step == 2 + 4
+    assert [(each.steps, each.applied) for each in summaries] == [(3, 2), (8, 4)]
+
+
 def test_diloco_of_two_workers_is_the_papers_outer_optimizer_around_an_inner_adamw() -> None:
     data = {index: batches(index, 6) for index in range(2)}
 

@@ -91,33 +91,51 @@ def configuration(
 
 
 def rule_spec(rule: str | Mapping[str, Any] | None) -> str:
-    """A rule as text. The ps knows the rules; here only the form is checked."""
+    """A rule as text: NAME:key=value,key=name(key=value),key=[a,b]. The ps knows the rules; here only the form is checked."""
     if rule is None:
         return ""
     if isinstance(rule, str):
         return wire_text(rule)
     if not isinstance(rule, Mapping):
         raise InvalidInput(field="rule", got=repr(rule), expected='NAME:key=value,… or {"name": NAME, key: value, …}')
-    arguments = dict(rule)
+    name, arguments = _named("rule", rule)
+    said = _arguments(f"rule {name}", arguments)
+    return f"{name}:{said}" if said else name
+
+
+def _named(field: str, value: Mapping[Any, Any]) -> tuple[str, dict[Any, Any]]:
+    """Name and arguments of a mapping that describes a rule, or a schedule, a transform or an aggregation within one."""
+    arguments = dict(value)
     name = arguments.pop("name", None)
     if not isinstance(name, str):
-        raise InvalidInput(field="rule", got=repr(rule), expected='NAME:key=value,… or {"name": NAME, key: value, …}')
-    for key, value in arguments.items():
+        raise InvalidInput(field=field, got=repr(value), expected='NAME:key=value,… or {"name": NAME, key: value, …}')
+    return name, arguments
+
+
+def _arguments(what: str, arguments: Mapping[Any, Any]) -> str:
+    for key in arguments:
         if not isinstance(key, str) or not key.isidentifier():
-            raise InvalidInput(field=f"rule {name}", got=f"argument {key!r}", expected="the name of an argument")
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of an array of several numbers
-            arguments[key] = value = value.item() if hasattr(value, "item") else value
-        if not isinstance(value, (bool, int, float, str, type(None))):
-            raise DtypeMismatch(
-                field=f"rule {name}, argument {key}", got=repr(value), expected="a number, a boolean or text"
-            )
-        if isinstance(value, str) and _has_bare_comma(value):  # what follows would be another argument
-            raise InvalidInput(
-                field=f"rule {name}, argument {key}",
-                got=repr(value),
-                expected="text without commas, except in brackets",
-            )
-    return name + (":" + ",".join(f"{key}={value}" for key, value in arguments.items()) if arguments else "")
+            raise InvalidInput(field=what, got=f"argument {key!r}", expected="the name of an argument")
+    return ",".join(f"{key}={_said(f'{what}, argument {key}', value)}" for key, value in arguments.items())
+
+
+def _said(field: str, value: Any) -> str:
+    """A value as text: a number, a boolean, text; a mapping as name(key=value,…), a list as [a,b]."""
+    if isinstance(value, Mapping):
+        name, arguments = _named(field, value)
+        said = _arguments(f"{field}, {name}", arguments)
+        return f"{name}({said})" if said else name
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(_said(f'{field}[{index}]', item) for index, item in enumerate(value))}]"
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of an array of several numbers
+        value = value.item() if hasattr(value, "item") else value
+    if not isinstance(value, (bool, int, float, str, type(None))):
+        raise DtypeMismatch(
+            field=field, got=repr(value), expected="a number, a boolean, text, a list of them, or a mapping with a name"
+        )
+    if isinstance(value, str) and _has_bare_comma(value):  # what follows would be another argument
+        raise InvalidInput(field=field, got=repr(value), expected="text without commas, except in brackets")
+    return str(value)
 
 
 def _has_bare_comma(text: str) -> bool:

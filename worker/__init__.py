@@ -13,17 +13,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from worker.evaluation import final_values
+    from worker.keras_rules import rule_from_keras
     from worker.loop import Event, Summary
     from worker.training import train
     from worker.variables import Variables
 
-__all__ = ["Event", "Summary", "Variables", "final_values", "train"]
+__all__ = ["Event", "Summary", "Variables", "final_values", "rule_from_keras", "train"]
 
 _HOME = {
     "Event": "worker.loop",
     "Summary": "worker.loop",
     "Variables": "worker.variables",
     "final_values": "worker.evaluation",
+    "rule_from_keras": "worker.keras_rules",
     "train": "worker.training",
 }
 

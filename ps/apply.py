@@ -125,20 +125,24 @@ def _rate(rule: UpdateRule, step: int) -> float:
 
 def with_slots(partition: Partition, rule: UpdateRule) -> Partition:
     """The partition with the slots that the rule and its options want, at their first content."""
-    value = partition.value
     if not partition.key.trainable:
         return partition
-    dtype = compute(np.empty(0, value.dtype)).dtype
-    wide = Paged(value.shape, dtype, tuple(map(compute, value.pages)))
+    wide = _wide(partition)
     zeros = _zeros(wide)
     slots = {name: _first_slot(rule, name, wide, partition) for name in rule.slot_names()}
     for number, stage in enumerate(options.stages(rule)):
         slots.update(dict.fromkeys(_stage_slots(stage, number), zeros))
-    if value.dtype.itemsize == 2:
+    if partition.value.dtype.itemsize == 2:
         slots[MASTER] = wide
     if options.averages(rule):
         slots[AVERAGE] = wide
     return dataclasses.replace(partition, slots=slots)
+
+
+def _wide(partition: Partition) -> Paged:
+    """The value in the precision of updates."""
+    value = partition.slots.get(MASTER, partition.value)
+    return Paged(value.shape, compute(np.empty(0, value.dtype)).dtype, tuple(map(compute, value.pages)))
 
 
 def _zeros(like: Paged) -> Paged:
@@ -236,7 +240,7 @@ def _update(
     reads = feed.split(read) if read is not None else None
 
     def block(value: Array, grad: Array, *rest: Array) -> list[Array]:
-        read, *old = rest if reads is not None else (None, *rest)
+        read, old = (None, rest) if reads is None else (rest[0], rest[1:])
         told = ctx if read is None else dataclasses.replace(ctx, read_value=read)
 
         def call() -> object:
@@ -283,8 +287,7 @@ def _with_worker_slots(partition: Partition, rule: UpdateRule, names: Sequence[s
     missing = [name for name in names if name not in partition.slots]
     if not missing:
         return partition.slots
-    value = partition.value
-    wide = Paged(value.shape, compute(np.empty(0, value.dtype)).dtype, tuple(map(compute, value.pages)))
+    wide = _wide(partition)
     first = {name: _first_slot(rule, name.partition("/")[0], wide, partition) for name in missing}
     return {**partition.slots, **first}
 
@@ -293,7 +296,8 @@ def _with_value(partition: Partition, feed: Feed, blocks: Sequence[Array]) -> Pa
     """The partition with new values, given in the precision of updates."""
     if MASTER not in partition.slots:
         return dataclasses.replace(partition, value=feed.join(blocks, partition.value))
-    rounded = [frozen(block.astype(partition.value.dtype)) for block in blocks]
+    with np.errstate(all="ignore"):  # what is beyond 16 bits is infinite in the value, and not in the master
+        rounded = [frozen(block.astype(partition.value.dtype)) for block in blocks]
     slots = {**partition.slots, MASTER: feed.join(blocks, partition.slots[MASTER])}
     return Partition(partition.key, feed.join(rounded, partition.value), slots)
 

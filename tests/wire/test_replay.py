@@ -74,11 +74,11 @@ def assert_same(replayed: Replayed, values: dict[str, Any]) -> None:
         ("async", "sgd:learning_rate=0.1,global_clipnorm=0.5"),
         ("async", "dc_asgd:learning_rate=0.1"),
         ("async", "dana:learning_rate=0.05,use_ema=true,ema_overwrite_frequency=4"),
-        ("ssp", "adam:learning_rate=0.1,transforms=[clip_by_value(0.5)]"),
+        ("ssp", "adam:learning_rate=0.1,transforms=[scale_by_staleness]"),
         ("sync", "adam:learning_rate=0.1,weight_decay=0.01"),
         ("sync", "momentum:learning_rate=0.1,global_clipnorm=0.5"),
         ("sync", "sgd:learning_rate=0.1,aggregation=weighted_mean,gradient_accumulation_steps=2"),
-        ("sync", "sgd:learning_rate=0.1,clipnorm=0.5"),
+        ("sync", "lamb:learning_rate=0.1"),
     ],
 )
 def test_a_replay_ends_with_the_bits_of_the_run(mode: str, rule: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import client
 import ps
-from protos.errors import InvalidInput, ParameterServerError
+from protos.errors import ConfigurationConflict, InvalidInput, ParameterServerError
 from ps.rules import Transform, configured, register
 from tests.harness.state import refused
 from tests.harness.threads import Task
@@ -94,6 +94,25 @@ def test_a_scaled_push_is_clipped_by_its_norm_without_the_scale() -> None:
     assert_close(values, {name: -gradient for name, gradient in clipped(gradients, 2.0).items()})
 
 
+def test_krum_takes_the_same_worker_on_every_ps() -> None:
+    # On its own part of the model, each ps would take another: the liar is closest to the others in one variable.
+    honest = [random() for _ in range(4)]
+    for gradients in honest[1:]:
+        for name in SHAPES:
+            gradients[name][...] = honest[0][name] + 0.01 * gradients[name]
+    liar = {**honest[0], "v": honest[0]["v"] + 1000}
+    pushed = [liar, *honest]
+    with ps.LocalCluster(3, "sync", workers=5) as local:
+        workers = [client.connect(local.cluster, worker=index) for index in range(5)]
+        for worker in workers:
+            worker.init(zeros(), rule="sgd:learning_rate=1,aggregation=krum(byzantine=1)")
+        values = step_of_all(workers, pushed)
+        for worker in workers:
+            worker.leave()
+    taken = [at for at, each in enumerate(honest) if all(np.array_equal(values[name], -each[name]) for name in SHAPES)]
+    assert len(taken) == 1
+
+
 def test_batches_of_different_size_count_by_their_size() -> None:
     with (
         ps.LocalCluster(2, "sync", workers=2, rule="sgd:learning_rate=1,aggregation=weighted_mean") as local,
@@ -106,6 +125,20 @@ def test_batches_of_different_size_count_by_their_size() -> None:
         one.push_pull({"w": np.array([0, 4], np.float32)}, weight=3)
         values, _ = small.result()
     assert values["w"].tolist() == [-1, -3]
+
+
+def test_what_the_modes_cannot_do_is_refused_at_init() -> None:
+    accumulated = "sgd:gradient_accumulation_steps=2,global_clipnorm=1"
+    with ps.LocalCluster(2) as local, client.connect(local.cluster, worker=0) as server:
+        with refused(server, ConfigurationConflict, "krum", "mode sync"):
+            server.init(zeros(), rule="sgd:aggregation=krum(byzantine=1)")
+        with refused(server, ConfigurationConflict, "global norm", "2 ps"):
+            server.init(zeros(), rule=accumulated)
+        with refused(server, ConfigurationConflict, "Krum", "5 workers"):
+            server.init(zeros(), rule="sgd:aggregation=krum(byzantine=1)", mode="sync")
+        server.init(zeros(), rule=accumulated, mode="sync")
+    with ps.LocalCluster(1) as local, client.connect(local.cluster, worker=0) as server:
+        server.init(zeros(), rule=accumulated)
 
 
 @pytest.fixture

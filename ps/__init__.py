@@ -2,6 +2,7 @@
 
 Core (numpy only, no threads, no clock, no grpc): rules/, variable, apply, aggregation, consistency, membership, story,
 configuration. Shell (threads, sockets, disk): shard, initialization, intake, servicer, server, local, command, __main__.
+Laboratory (virtual workers and time on the same core): simulation/, simulate.
 """
 
 from __future__ import annotations

@@ -106,6 +106,10 @@ SHOW = "import sys; print(*sorted({name.partition('.')[0] for name in sys.module
         ("import ps.command, ps.local", ["tensorflow", "keras", "client", "worker", "jax", "torch"]),
         ("import client; client.connect", ["tensorflow", "keras", "ps", "worker", "rich", "click"]),
         ("import client.run_command, client.ctl_command", ["tensorflow", "keras", "worker"]),
+        (
+            "import ps.simulate, ps.simulation.plot",
+            ["tensorflow", "keras", "client", "worker", "matplotlib", "sklearn"],
+        ),
     ],
 )
 def test_a_fresh_interpreter_loads_no_more_than_it_needs(program: str, absent: list[str]) -> None:

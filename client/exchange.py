@@ -22,7 +22,8 @@ from client.transport import Peer, Stream
 from protos import parameter_server_pb2 as pb
 from protos import status
 from protos.codec import batches
-from protos.errors import ParameterServerError, PeerUnavailable, WaitTimeout
+from protos.errors import InternalError, ParameterServerError, PeerUnavailable, WaitTimeout
+from protos.wire import DecodeError, decode_reply, encode_request
 
 # One for all: seeding a generator for each exchange cost as much as a small exchange itself.
 _rng = random.Random()
@@ -60,14 +61,14 @@ class Exchange:
         self._stream.fresh = False
         return self
 
-    def _requests(self, fresh: bool) -> Iterator[pb.Request]:
+    def _requests(self, fresh: bool) -> Iterator[bytes]:
         header = pb.Header()
         header.CopyFrom(self.header)
         if fresh:
             header.session = self.session
         first = True
         for group, last in batches(self.blocks()):
-            yield pb.Request(header=header if first else None, blocks=group, last=last)
+            yield encode_request(header if first else None, group, last)
             first = False
 
     def abandon(self) -> None:
@@ -112,10 +113,10 @@ class Exchange:
             stream.watched = watched
             try:
                 while True:
-                    reply = stream.receive()
-                    if reply.HasField("error"):
+                    reply = decode_reply(stream.receive())
+                    if reply.error is not None:
                         raise status.from_message(reply.error).at(self.peer.index, self.peer.address)
-                    if reply.HasField("answer"):
+                    if reply.answer is not None:
                         answer = reply.answer
                     if self.receiver is not None:
                         for block in reply.blocks:
@@ -125,6 +126,9 @@ class Exchange:
             except ParameterServerError:
                 self._release(stream)  # refused in band: the stream is at the end of the operation
                 raise
+            except DecodeError as error:
+                self.abandon()
+                raise self._garbled(error) from None
             except (grpc.RpcError, StopIteration) as error:
                 self.abandon()
                 self._broken_by = self._broken(error, watched.expired)
@@ -139,6 +143,14 @@ class Exchange:
         stream.watched = None
         self._stream = None
         self.peer.give_back(stream)
+
+    def _garbled(self, error: DecodeError) -> ParameterServerError:
+        return InternalError(
+            field="reply",
+            got=f"bytes that are no message ({error})",
+            expected="a Reply",
+            hint="Is it a ps that answers?",
+        ).at(self.peer.index, self.peer.address)
 
     def _broken(self, error: grpc.RpcError | StopIteration, expired: bool) -> ParameterServerError:
         at = self.peer.index, self.peer.address

@@ -17,6 +17,7 @@ from client.partitioner import Partitioner, cut, place
 from protos import parameter_server_pb2 as pb
 from protos.codec import TRAINABLE_DTYPES, Array, dense_blocks, to_array, wire_text
 from protos.errors import ConfigurationConflict, DtypeMismatch, InvalidInput, UnknownVariable
+from protos.wire import Block
 
 
 def checked_values(values: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
@@ -63,7 +64,7 @@ def tables(
     ]
 
 
-def table_blocks(table: list[pb.PartitionSpec], values: Mapping[str, Array]) -> itertools.chain[pb.Block]:
+def table_blocks(table: list[pb.PartitionSpec], values: Mapping[str, Array]) -> itertools.chain[Block]:
     """The values of one ps's partitions."""
     return itertools.chain.from_iterable(
         dense_blocks(

@@ -28,9 +28,10 @@ from protos.errors import (
     UnknownVariable,
 )
 from protos.rows import summed_rows
+from protos.wire import Block
 
 # Makes the blocks of one operation anew: a call that is retried sends them again.
-MakeBlocks = Callable[[], Iterator[pb.Block]]
+MakeBlocks = Callable[[], Iterator[Block]]
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ class Receiver:
         for name in names:
             variable = model.variable(name)
             self.values[name] = np.empty(variable.shape, variable.dtype)
-            self._flat[name] = self.values[name].reshape(-1)
+            self._flat[name] = self.values[name].reshape(-1).view(np.uint8)
         self._positions: dict[tuple[int, int], npt.NDArray[np.intp]] = {}
         self._filled: dict[tuple[int, int], int] = {}
         for name, ids in rows.items():
@@ -206,11 +207,11 @@ class Receiver:
         """Blocks from this ps come from the beginning (again): a call was retried."""
         self._filled = {key: count for key, count in self._filled.items() if key[0] != ps}
 
-    def take(self, ps: int, block: pb.Block) -> None:
+    def take(self, ps: int, block: Block) -> None:
         """Put one block where it belongs."""
         variable, place = self._model.at(ps, block.partition)
-        data = elements(block.data, variable.dtype)
         if block.indices:
+            data = elements(block.data, variable.dtype)
             done = self._filled.get((ps, block.partition), 0)
             count = len(block.indices) // INDEX_DTYPE.itemsize
             where = self._positions[ps, block.partition][done : done + count]
@@ -220,7 +221,9 @@ class Receiver:
         row = math.prod(variable.shape[1:])
         shape = (place.stop - place.start, *variable.shape[1:]) if variable.shape else ()
         start = place.start * row + block.page * page_elements(shape, variable.dtype.itemsize)
-        self._flat[variable.name][start : start + len(data)] = data
+        start *= variable.dtype.itemsize
+        # As bytes, for the elements in a message lie anywhere: a plain copy of memory.
+        self._flat[variable.name][start : start + len(block.data)] = np.frombuffer(block.data, np.uint8)
 
 
 def _items(named: Mapping[str, Any], field: str) -> Iterable[tuple[str, Any]]:
@@ -229,7 +232,7 @@ def _items(named: Mapping[str, Any], field: str) -> Iterable[tuple[str, Any]]:
     return named.items()
 
 
-def _maker(make: Callable[..., Iterator[pb.Block]], *arguments: Any) -> MakeBlocks:
+def _maker(make: Callable[..., Iterator[Block]], *arguments: Any) -> MakeBlocks:
     return lambda: make(*arguments)
 
 

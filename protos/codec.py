@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protos import errors
-from protos import parameter_server_pb2 as pb
+from protos.wire import Block, Buffer
 
 # Raised when an older peer would misread a message.
 PROTOCOL_VERSION = 1
@@ -100,15 +100,15 @@ def page_bounds(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int, in
     return ((start, min(start + step, size)) for start in range(0, size, step))
 
 
-def dense_blocks(partition: int, array: Array) -> Iterator[pb.Block]:
-    """The blocks of a whole C-contiguous partition, made one at a time as they are asked for."""
+def dense_blocks(partition: int, array: Array) -> Iterator[Block]:
+    """The blocks of a whole C-contiguous partition, made one at a time as they are asked for; they share its memory."""
     flat = array.reshape(-1).view(np.uint8)
     size = array.itemsize
     for page, (start, stop) in enumerate(page_bounds(array.shape, size)):
-        yield pb.Block(partition=partition, page=page, data=flat[start * size : stop * size].tobytes())
+        yield Block(partition, page, flat[start * size : stop * size].data)
 
 
-def sparse_blocks(partition: int, indices: npt.NDArray[np.int64], rows: Array | None) -> Iterator[pb.Block]:
+def sparse_blocks(partition: int, indices: npt.NDArray[np.int64], rows: Array | None) -> Iterator[Block]:
     """Blocks of some rows of a partition, with their values or, where rows is None, to ask for them.
 
     indices: int64 (n,), counted within the partition. rows: (n, ...), C-contiguous.
@@ -119,17 +119,17 @@ def sparse_blocks(partition: int, indices: npt.NDArray[np.int64], rows: Array | 
         stop = start + step
         data = b"" if rows is None else rows[start:stop].tobytes()
         index_bytes = indices[start:stop].astype(INDEX_DTYPE, copy=False).tobytes()
-        yield pb.Block(partition=partition, page=start // step, data=data, indices=index_bytes)
+        yield Block(partition, start // step, data, index_bytes)
 
 
-def elements(data: bytes, dtype: np.dtype[Any]) -> Array:
-    """The elements in a block's data, flat and read-only, sharing its memory."""
+def elements(data: Buffer, dtype: np.dtype[Any]) -> Array:
+    """The elements in a block's data, flat and read-only, sharing its memory, wherever in it they lie."""
     return np.frombuffer(data, dtype)
 
 
-def batches(blocks: Iterator[pb.Block]) -> Iterator[tuple[list[pb.Block], bool]]:
+def batches(blocks: Iterator[Block]) -> Iterator[tuple[list[Block], bool]]:
     """Blocks grouped to about MESSAGE_BYTES a message, each group with whether it is the last; at least one group."""
-    group: list[pb.Block] = []
+    group: list[Block] = []
     size = 0
     for block in blocks:
         nbytes = len(block.data) + len(block.indices)

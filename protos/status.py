@@ -7,6 +7,7 @@ message in band, so that the stream outlives a refusal. Only this file and the t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import grpc
 
@@ -83,3 +84,8 @@ def from_rpc_error(error: grpc.RpcError, doing: str) -> errors.ParameterServerEr
             field=doing, got=repr(details), expected="a paramserver ps", hint="Something else listens at this address."
         )
     return errors.InternalError(field=doing, got=f"{code}: {details}", expected="an answer")
+
+
+async def abort(context: Any, error: errors.ParameterServerError) -> None:
+    """End a call that a grpc.aio server is answering with an error of ours, whole. Raises what grpc raises for it."""
+    await context.abort(STATUS[type(error)], wire_text(str(error)), to_trailer(error))

@@ -24,6 +24,7 @@ from protos.errors import (
     ShapeMismatch,
     UnknownVariable,
 )
+from protos.wire import Block
 from ps.feed import compute
 from ps.variable import (
     DenseGradient,
@@ -49,7 +50,7 @@ class Intake:
         self._sparse: dict[int, list[tuple[Indices, Array]]] = {}
         self._order: dict[int, None] = {}
 
-    def add(self, block: pb.Block) -> None:
+    def add(self, block: Block) -> None:
         """Take one block, or refuse it with a typed error that names the variable."""
         if block.partition >= len(self._keys):
             raise UnknownVariable(
@@ -67,7 +68,7 @@ class Intake:
         else:
             self._add_page(block, key)
 
-    def _add_page(self, block: pb.Block, key: PartitionKey) -> None:
+    def _add_page(self, block: Block, key: PartitionKey) -> None:
         expected = self._expected.get(block.partition)
         if expected is None:
             expected = self._expected[block.partition] = ExpectedPages.of(key.shape, dtype_of(key.dtype))
@@ -85,7 +86,7 @@ class Intake:
             )
         pages.append(elements(data, dtype_of(key.dtype)))
 
-    def _add_rows(self, block: pb.Block, key: PartitionKey) -> None:
+    def _add_rows(self, block: Block, key: PartitionKey) -> None:
         if not key.variable_shape:
             raise ShapeMismatch(field=key.name, got="rows of a scalar", expected="a variable with rows")
         if len(block.indices) % INDEX_DTYPE.itemsize or block.partition in self._dense:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protos import parameter_server_pb2 as pb
 from protos.codec import dense_blocks, sparse_blocks
 from protos.errors import (
     DtypeMismatch,
@@ -22,6 +21,7 @@ from protos.errors import (
     ShapeMismatch,
     UnknownVariable,
 )
+from protos.wire import Block, decode_request, encode_request
 from ps.intake import Intake, partition_key, partition_message
 from ps.variable import DenseGradient, PartitionKey, SparseGradient
 from tests.core.builders import key, small_pages
@@ -37,16 +37,16 @@ EMB, W, SCALE, SEEN = range(4)
 VALUES = [np.ones((5, 2), "f"), np.arange(40, dtype="f"), np.array(2.0, "f"), np.arange(3)]
 
 
-def blocks(partition: int) -> list[pb.Block]:
+def blocks(partition: int) -> list[Block]:
     return list(dense_blocks(partition, VALUES[partition]))
 
 
-def rows(partition: int, indices: list[int], values: Any = None) -> list[pb.Block]:
+def rows(partition: int, indices: list[int], values: Any = None) -> list[Block]:
     array = None if values is None else np.array(values, "f")
     return list(sparse_blocks(partition, np.array(indices, np.int64), array))
 
 
-def fed(*given: pb.Block, gradients: bool = False) -> Intake:
+def fed(*given: Block, gradients: bool = False) -> Intake:
     intake = Intake(KEYS, gradients=gradients)
     for block in given:
         intake.add(block)
@@ -75,7 +75,9 @@ def test_gradients_come_out_dense_or_sparse_as_they_came() -> None:
 
 
 def test_arrays_share_the_memory_of_the_messages_and_cannot_be_written_to() -> None:
-    value = fed(*blocks(EMB)).values(everything=False)[EMB]
+    data = encode_request(None, blocks(EMB), True)
+    value = fed(*decode_request(data).blocks).values(everything=False)[EMB]
+    assert value.pages[0].base is not None
     with pytest.raises(ValueError, match="read-only"):
         value.pages[0][0] = 1
 
@@ -90,18 +92,14 @@ def test_an_operation_without_blocks_is_empty() -> None:
     assert fed().rows() == {}
 
 
-def changed(block: pb.Block, **fields: Any) -> pb.Block:
-    copy = pb.Block()
-    copy.CopyFrom(block)
-    for name, value in fields.items():
-        setattr(copy, name, value)
-    return copy
+def changed(block: Block, **fields: Any) -> Block:
+    return block._replace(data=bytes(block.data))._replace(**fields)
 
 
 W_PAGES = 3  # 160 bytes in pages of 64
 REFUSED: dict[str, tuple[Any, type[ParameterServerError], str, str, str]] = {
     "a partition that is not": (
-        lambda: [pb.Block(partition=4, data=b"1234")],
+        lambda: [Block(partition=4, data=b"1234")],
         UnknownVariable,
         "partition",
         "4",
@@ -153,7 +151,7 @@ REFUSED: dict[str, tuple[Any, type[ParameterServerError], str, str, str]] = {
         "int64 row numbers",
     ),
     "rows of a scalar": (
-        lambda: [pb.Block(partition=SCALE, indices=bytes(8), data=bytes(4))],
+        lambda: [Block(partition=SCALE, indices=bytes(8), data=bytes(4))],
         ShapeMismatch,
         "scale",
         "rows of a scalar",

@@ -18,6 +18,7 @@ from protos import parameter_server_pb2 as pb
 from protos import status
 from protos.codec import PROTOCOL_VERSION
 from protos.service import METHODS, OPTIONS
+from protos.wire import Block
 
 DEADLINE_S = 30.0
 
@@ -107,7 +108,12 @@ class RawPeer:
             if reply.last:
                 return
 
-    def operation(self, operation: pb.Operation, blocks: Sequence[pb.Block] = (), **header: Any) -> list[pb.Reply]:
+    def operation(
+        self, operation: pb.Operation, blocks: Sequence[pb.Block | Block] = (), **header: Any
+    ) -> list[pb.Reply]:
         """One operation in one Request. session: as given, else this peer's."""
         header.setdefault("session", self.session)
-        return self.say(pb.Request(header=pb.Header(operation=operation, **header), blocks=blocks, last=True))
+        messages = [
+            pb.Block(partition=b.partition, page=b.page, data=bytes(b.data), indices=bytes(b.indices)) for b in blocks
+        ]
+        return self.say(pb.Request(header=pb.Header(operation=operation, **header), blocks=messages, last=True))

@@ -76,7 +76,7 @@ def block(partition: int, page: int = 0, data: bytes = b"", indices: bytes = b""
     return pb.Block(partition=partition, page=page, data=data, indices=indices)
 
 
-PAGES = list(dense_blocks(0, BIG))
+PAGES = [block(b.partition, b.page, bytes(b.data)) for b in dense_blocks(0, BIG)]
 ROW = bytes(8)  # one row of `row`
 BAD_BLOCKS: dict[str, tuple[type[ParameterServerError], list[pb.Block]]] = {
     "partition id": (UnknownVariable, [block(4, data=ROW)]),

@@ -22,7 +22,7 @@ import ps
 from client.transport import Peer
 from protos import parameter_server_pb2 as pb
 from protos.errors import InvalidVersion, PeerUnavailable, WaitTimeout
-from ps import servicer
+from ps import exchange
 from tests.harness.proxy import Proxy
 from tests.harness.raw import RawPeer
 from tests.harness.threads import Task, until
@@ -156,7 +156,7 @@ def test_a_ps_knows_while_an_observer_is_reading() -> None:
 def intakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]:
     """Every Intake that is made in the block."""
     made: list[weakref.ref[Any]] = []
-    intake = servicer.Intake
+    intake = exchange.Intake
 
     def watched(*args: Any, **options: Any) -> Any:
         new = intake(*args, **options)
@@ -164,7 +164,7 @@ def intakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]
         return new
 
     with monkeypatch.context() as patch:
-        patch.setattr(servicer, "Intake", watched)
+        patch.setattr(exchange, "Intake", watched)
         yield made
 
 

@@ -1,0 +1,241 @@
+"""How do values and gradients come and go on a stream? One operation at a time: header, blocks, answer.
+
+An operation is read to its end whatever is wrong with it, as the next one begins there; what it is refused for goes back in
+band, so that the stream outlives it. Nothing is decided here.
+
+Next: protos/wire.py (the messages), ps/intake.py (what is refused about blocks), ps/shard.py (what the operations do).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import grpc.aio
+import numpy as np
+
+from protos import parameter_server_pb2 as pb
+from protos import status
+from protos.codec import batches, sparse_blocks
+from protos.errors import InternalError, InvalidInput, NotJoined, ParameterServerError, UnknownVariable
+from protos.wire import Block, DecodeError, Request, decode_request, encode_reply
+from ps.accounting import PushResult
+from ps.aggregation import Contribution
+from ps.apply import AVERAGE
+from ps.configuration import Configuration
+from ps.consistency import Seat
+from ps.intake import Intake, partition_key
+from ps.membership import Session
+from ps.rules.options import averages
+from ps.shard import Shard
+from ps.variable import Indices, Paged, Partition, ShardState
+
+log = logging.getLogger("paramserver.ps")
+
+Context = Any  # grpc.aio.ServicerContext: grpc ships no types
+OUTCOMES = {"applied": pb.OUTCOME_APPLIED, "buffered": pb.OUTCOME_BUFFERED, "stale": pb.OUTCOME_STALE}
+OUTCOMES["duplicate"] = pb.OUTCOME_DUPLICATE
+PUSHES = (pb.OPERATION_PUSH, pb.OPERATION_PUSH_PULL)
+SEATS = {pb.SEAT_UNDECIDED: Seat.UNDECIDED, pb.SEAT_COUNTED: Seat.COUNTED, pb.SEAT_PASSED_OVER: Seat.PASSED_OVER}
+NO_HEADER = pb.Header()
+
+
+class Exchanges:
+    """The Exchange streams of one shard."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+
+    async def handle(self, unused: Any, context: Context) -> None:
+        """One stream, from its first message to its end."""
+        session_id = ""
+        while (request := await _next_request(context)) is not None:
+            header = request.header or NO_HEADER
+            session_id = header.session or session_id
+            operation: _Operation | None = None
+            error: ParameterServerError | None = None
+            try:
+                operation = _Operation(self.shard, session_id, header)
+            except ParameterServerError as refusal:
+                error = refusal
+            while True:  # read to the operation's end in any case: the next operation begins there
+                if operation is not None and error is None:
+                    try:
+                        for block in request.blocks:
+                            operation.intake.add(block)
+                    except ParameterServerError as refusal:
+                        error = refusal
+                if request.last:
+                    break
+                following = await _next_request(context)
+                if following is None:
+                    return
+                request = following
+            del request
+            if error is not None and header.operation in PUSHES:
+                self.shard.counters.refused += 1  # what the shard itself refuses, it counts
+            if operation is not None and error is None:
+                try:
+                    answer, blocks = await operation.perform()
+                except ParameterServerError as refusal:
+                    error = refusal
+                except Exception as bug:
+                    log.exception("internal error in %s", operation)
+                    error = InternalError(field="exchange", got=f"{type(bug).__name__}: {bug}", expected="an answer")
+            if error is not None:
+                log.debug("refused: %s", error)
+                await context.write(pb.Reply(error=status.to_message(error), last=True).SerializeToString())
+                operation, error = None, None  # an error's traceback holds the gradient too
+                continue
+            with self.shard.reading(operation.session if operation is not None else None):
+                first: pb.Answer | None = answer
+                for group, last in batches(blocks):
+                    await context.write(encode_reply(first, group, last))
+                    first = None
+            operation, blocks = None, iter(())  # a stream at rest holds no gradient and no old state
+
+
+async def _next_request(context: Context) -> Request | None:
+    """The next message; None at the end of the stream. What is no message ends the call with a typed error."""
+    data = await context.read()
+    if data is grpc.aio.EOF:
+        return None
+    try:
+        return decode_request(data)
+    except DecodeError as error:
+        refusal = InvalidInput(field="request", got=f"bytes that are no message ({error})", expected="a Request")
+        await status.abort(context, refusal)
+        return None
+
+
+class _Operation:
+    """One operation of an Exchange stream: its header checked, its blocks taken in, then performed."""
+
+    def __init__(self, shard: Shard, session_id: str, header: pb.Header) -> None:
+        if not session_id:
+            raise NotJoined(field="session", got="none", expected="a joined session", hint="Join first.")
+        self.shard = shard
+        self.session: Session[PushResult] = shard.membership.session(session_id)
+        self.header = header
+        self.kind = header.operation
+        if self.kind == pb.OPERATION_INIT:
+            self.keys = [partition_key(spec) for spec in header.table]
+        else:
+            self.keys = [partition.key for partition in shard.ready_state().partitions]
+        self._check_header()
+        self.intake = Intake(self.keys, gradients=self.kind in PUSHES)
+        performers: dict[int, Callable[[], Awaitable[tuple[pb.Answer, Iterator[Block]]]]] = {
+            pb.OPERATION_INIT: self._init,
+            pb.OPERATION_PULL: self._pull,
+            pb.OPERATION_PUSH: self._push,
+            pb.OPERATION_PUSH_PULL: self._push_pull,
+            pb.OPERATION_ASSIGN: self._assign,
+        }
+        if self.kind not in performers:
+            raise InvalidInput(field="operation", got=self.kind, expected="init, pull, push, push_pull or assign")
+        self.perform = performers[self.kind]
+
+    def _check_header(self) -> None:
+        bad = next((partition for partition in self.header.partitions if partition >= len(self.keys)), None)
+        if bad is not None:
+            raise UnknownVariable(
+                field="partition", got=bad, expected=f"an id below {len(self.keys)}", hint="Describe again."
+            )
+        for field in ("weight", "gradient_scale", "gradient_norm"):
+            number = getattr(self.header, field)
+            if number < 0 or not (math.isfinite(number) or field == "gradient_norm"):
+                raise InvalidInput(field=field, got=number, expected="a finite number above 0")
+        if self.header.averages and not (self.shard.rule is not None and averages(self.shard.rule)):
+            raise InvalidInput(
+                field="averages",
+                got="a pull of moving averages",
+                expected="a rule that keeps them",
+                hint="Give the rule use_ema=true.",
+            )
+        if self.header.seat not in SEATS:
+            raise InvalidInput(field="seat", got=self.header.seat, expected="counted, passed over or undecided")
+
+    def __repr__(self) -> str:
+        return f"{pb.Operation.Name(self.kind)} by worker {self.session.worker}"
+
+    async def _init(self) -> tuple[pb.Answer, Iterator[Block]]:
+        values = self.intake.values(everything=True)
+        partitions = [Partition(key, values[index]) for index, key in enumerate(self.keys)]
+        wanted = configuration_of(self.header.configuration)
+        version = await self.shard.initialize(self.session.id, self.header.grant, wanted, partitions)
+        return pb.Answer(version=version), iter(())
+
+    async def _assign(self) -> tuple[pb.Answer, Iterator[Block]]:
+        version = await self.shard.assign(self.session, self.intake.values(everything=False))
+        return pb.Answer(version=version), iter(())
+
+    async def _push(self) -> tuple[pb.Answer, Iterator[Block]]:
+        return _answer(await self._push_gradients()), iter(())
+
+    async def _push_gradients(self) -> PushResult:
+        header = self.header
+        try:
+            gradients = self.intake.gradients(
+                guard_nonfinite=self.shard.guard_nonfinite, scale=header.gradient_scale or 1.0
+            )
+        except ParameterServerError:
+            self.shard.counters.refused += 1
+            raise
+        norm = header.gradient_norm / (header.gradient_scale or 1.0) if header.HasField("gradient_norm") else None
+        contribution = Contribution(gradients, header.weight or 1.0, norm)
+        return await self.shard.push(self.session, header.sequence, header.version, contribution, SEATS[header.seat])
+
+    async def _pull(self) -> tuple[pb.Answer, Iterator[Block]]:
+        state = await self.shard.pull(self.session, self.header.at_least, self.header.wait_ms / 1000)
+        return pb.Answer(version=state.version), _value_blocks(state, self.header, self.intake.rows())
+
+    async def _push_pull(self) -> tuple[pb.Answer, Iterator[Block]]:
+        result = await self._push_gradients()
+        state = await self.shard.pull(self.session, self.header.at_least, self.header.wait_ms / 1000)
+        answer = _answer(result)
+        answer.version = state.version
+        return answer, _value_blocks(state, self.header, {})
+
+
+def _value_blocks(state: ShardState, header: pb.Header, rows: dict[int, Indices]) -> Iterator[Block]:
+    """The values that a pull asked for."""
+    wanted: Iterator[int] | list[int] = list(header.partitions)
+    if not wanted and not header.by_rows:
+        wanted = list(range(len(state.partitions)))
+    dense = itertools.chain.from_iterable(_pages(index, _wanted(state.partitions[index], header)) for index in wanted)
+    sparse = itertools.chain.from_iterable(
+        sparse_blocks(index, indices, _wanted(state.partitions[index], header).rows(indices))
+        for index, indices in rows.items()
+    )
+    return itertools.chain(dense, sparse)
+
+
+def _wanted(partition: Partition, header: pb.Header) -> Paged:
+    """The value, or its moving average in the value's dtype; state that is not trainable has no average."""
+    if not header.averages or AVERAGE not in partition.slots:
+        return partition.value
+    dtype = partition.value.dtype
+    pages = tuple(page.astype(dtype, copy=False) for page in partition.slots[AVERAGE].pages)
+    return Paged(partition.value.shape, dtype, pages)
+
+
+def _pages(index: int, value: Paged) -> Iterator[Block]:
+    return (Block(index, number, page.view(np.uint8).data) for number, page in enumerate(value.pages))
+
+
+def _answer(result: PushResult) -> pb.Answer:
+    first = OUTCOMES[result.first] if result.first else pb.OUTCOME_UNSPECIFIED
+    return pb.Answer(outcome=OUTCOMES[result.outcome], first=first, staleness=result.staleness, version=result.version)
+
+
+def configuration_of(message: pb.Configuration) -> Configuration:
+    """A configuration as the wire has it."""
+    return Configuration(
+        message.mode,
+        message.slack if message.HasField("slack") else None,
+        message.backup_workers if message.HasField("backup_workers") else None,
+        message.rule,
+    )

@@ -161,7 +161,7 @@ def _first_slot(rule: UpdateRule, name: str, value: Paged, partition: Partition)
     what = f"rule {rule.name}, {name} of {partition.key}"
     blocks = value.pages if rule.elementwise else (frozen(value.whole()),)
     first = guarded(
-        lambda: [np.asarray(rule.init_slot(name, block)) for block in blocks],
+        lambda: [np.asarray(rule.init_slot_of(partition.key.name, name, block)) for block in blocks],
         field=f"rule {rule.name}, init_slot {name} of {partition.key}",
         expected="an array; the argument is read-only",
     )

@@ -119,6 +119,10 @@ class UpdateRule(Configured):
         """The first content of slot `name` for a variable of this value: in its shape, unless the rule is not elementwise."""
         return np.zeros_like(value)
 
+    def init_slot_of(self, variable: str, name: str, value: Floats) -> Floats:
+        """The same, for a rule whose slots depend on the variable's name."""
+        return self.init_slot(name, value)
+
     def rate_at(self, step: int) -> float:
         """The learning rate at this step: a schedule's value, or the same number always."""
         return self.learning_rate(step) if isinstance(self.learning_rate, Schedule) else self.learning_rate

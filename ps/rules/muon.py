@@ -53,6 +53,10 @@ class Muon(UpdateRule):
         self.require("ns_steps", self.ns_steps >= 0, "0 or more")
         self.require("exclude_layers", all(map(_compiles, self.exclude_layers)), "regular expressions")
 
+    def init_slot_of(self, variable: str, name: str, value: Floats) -> Floats:
+        """No velocity for a matrix: half of Adam's memory."""
+        return np.zeros_like(value if name == "momentum" or self.uses_adam(variable, value) else value[:0, :0])
+
     def uses_adam(self, variable: str, value: Floats) -> bool:
         """Whether the variable of this name is left to Adam."""
         embedding = self.exclude_embeddings and "embedding" in variable.lower()

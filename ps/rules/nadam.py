@@ -55,7 +55,7 @@ def _warmth(t: int, real: type[Any]) -> Any:
 def _product(t: int, beta_1: float, dtype: np.dtype[Any]) -> Any:
     """Π_t, multiplied from μ₁ on and rounded each time, as Keras's running product is: so that the bits are the same."""
     known, real = _products(beta_1, dtype), dtype.type
-    while len(known) <= t and known[-1]:  # once it is 0 it stays 0
+    while len(known) <= t and 1 - known[-1] < 1:  # once it is nothing to 1, it is so for ever
         at = len(known)
         # Not append: of two threads that get here at once, each writes the same number to the same place.
         known[at : at + 1] = [known[at - 1] * real(beta_1) * _warmth(at, real)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from ps.rules import make_rule, registered
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = sorted((REPOSITORY / "docs").rglob("*.md"))
@@ -91,3 +94,22 @@ def test_a_claim_names_a_test_that_says_so(number: int, file: str, test: str) ->
 def test_links_lead_somewhere(path: Path) -> None:
     for target in LINK.findall(path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+ROWS = re.findall(
+    r"^\| `(\w+)` \| `([^`]*)` \|", (REPOSITORY / "docs/update-rules.md").read_text(encoding="utf-8"), re.M
+)
+
+
+def test_every_rule_has_a_row() -> None:
+    text = (REPOSITORY / "docs/update-rules.md").read_text(encoding="utf-8")
+    assert set(registered()) <= set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize(("name", "defaults"), [row for row in ROWS if row[0] in registered()])
+def test_the_defaults_in_the_row_of_a_rule_are_its_own_and_all_of_them(name: str, defaults: str) -> None:
+    said = dict(item.split("=") for item in defaults.split(", "))
+    for field, value in said.items():
+        assert make_rule(f"{name}:{field}={value}") == make_rule(name), field
+    rule = make_rule(name)
+    assert set(said) >= {field.name for field in dataclasses.fields(rule)} - rule.options - {"learning_rate"}

@@ -35,7 +35,7 @@ def arrays(rule: UpdateRule, shape: tuple[int, ...], dtype: str = "float32") -> 
 
 def first(rule: UpdateRule, value: Any) -> list[Any]:
     """The slots of a new variable, those of a worker included."""
-    return [rule.init_slot(name, value) for name in (*rule.slot_names(), *rule.worker_slots)]
+    return [rule.init_slot_of("", name, value) for name in (*rule.slot_names(), *rule.worker_slots)]
 
 
 def updated(rule: UpdateRule, value: Any, grad: Any, *slots: Any, step: int = 3) -> list[Any]:

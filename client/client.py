@@ -22,9 +22,11 @@ import numpy.typing as npt
 from client import arguments, initialize
 from client.fanout import MARGIN_S, Fanout
 from client.headers import checked_version, milliseconds, positive, pull_headers, push_headers
-from client.model import MakeBlocks, Model, Receiver
+from client.model import Model
 from client.norm import global_norm
+from client.outgoing import MakeBlocks
 from client.partitioner import DEFAULT, Partitioner
+from client.receiver import Receiver
 from client.results import PushResult, Values, push_result
 from client.session import Session, Who
 from client.settings import Settings, seconds
@@ -204,7 +206,7 @@ class Client:
         everything = names is None and rows is None
         wanted = list(model.variables) if everything else arguments.names("names", () if names is None else names)
         row_makers, row_ids = model.row_blocks({} if rows is None else rows)
-        receiver = model.receiver([name for name in wanted if name not in row_ids], row_ids)
+        receiver = Receiver(model, [name for name in wanted if name not in row_ids], row_ids)
         wait_s = self._wait_s(wait_timeout_s)
         whole = None if everything else [name for name in wanted if name not in row_ids]
         headers = pull_headers(model, whole, wait_s, averages=arguments.flag("averages", averages))
@@ -257,7 +259,7 @@ class Client:
         headers, makers, at = self._push_headers(session, gradients, operation, version, sequence, weight, scale)
         for header in headers:
             header.wait_ms = milliseconds(wait_s)
-        receiver = model.receiver(list(model.variables), {})
+        receiver = Receiver(model, list(model.variables), {})
         fanout = self._fanout(session)
         answers = fanout.push(headers, makers, receiver, wait_s, leader_first=self._leader_first)
         nothing: list[MakeBlocks] = [lambda: iter(())] * model.num_ps

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from client.fork import CutByFork
-from client.model import MakeBlocks, Receiver
+from client.outgoing import MakeBlocks
+from client.receiver import Receiver
 from client.retry import Retry
 from client.transport import Peer, Stream
 from protos import parameter_server_pb2 as pb

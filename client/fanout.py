@@ -10,7 +10,8 @@ import time
 from collections.abc import Sequence
 
 from client.exchange import Exchange
-from client.model import MakeBlocks, Receiver
+from client.outgoing import MakeBlocks
+from client.receiver import Receiver
 from client.results import first_outcome
 from client.retry import Retry
 from client.session import Session

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from client.partitioner import Partitioner, cut, place
+from client.partitioner import Partitioner, Piece, cut, pack, place
+from protos import codec
 from protos import parameter_server_pb2 as pb
 from protos.codec import TRAINABLE_DTYPES, Array, dense_blocks, to_array, wire_text
 from protos.errors import ConfigurationConflict, DtypeMismatch, InvalidInput, UnknownVariable
@@ -54,25 +56,30 @@ def tables(
     *,
     elementwise: bool,
 ) -> list[list[pb.PartitionSpec]]:
-    """For each ps, the partitions it is to hold, in the order of their ids."""
+    """For each ps, the partitions it is to hold, in the order of their ids; small ones packed, where the rule allows it."""
     by_name = {spec.name: spec for spec in specs}
     sizes = {name: (value.shape, value.itemsize) for name, value in values.items()}
     placed = place(cut(sizes, partitioner, num_ps, elementwise=elementwise), num_ps)
-    return [
-        [pb.PartitionSpec(variable=by_name[piece.name], start=piece.start, stop=piece.stop) for piece in pieces]
-        for pieces in placed
-    ]
+    kinds = {name: spec.dtype if elementwise and spec.trainable else None for name, spec in by_name.items()}
+
+    def partition(pieces: list[Piece]) -> pb.PartitionSpec:
+        members = [pb.PartitionSpec(variable=by_name[p.name], start=p.start, stop=p.stop) for p in pieces]
+        return members[0] if len(members) == 1 else pb.PartitionSpec(members=members)
+
+    return [[partition(pieces) for pieces in pack(mine, kinds, codec.PAGE_BYTES)] for mine in placed]
 
 
-def table_blocks(table: list[pb.PartitionSpec], values: Mapping[str, Array]) -> itertools.chain[Block]:
-    """The values of one ps's partitions."""
-    return itertools.chain.from_iterable(
-        dense_blocks(
-            index,
-            values[spec.variable.name][spec.start : spec.stop] if spec.variable.shape else values[spec.variable.name],
+def table_blocks(table: list[pb.PartitionSpec], values: Mapping[str, Array]) -> Iterator[Block]:
+    """The values of one ps's partitions, made one at a time."""
+    for index, spec in enumerate(table):
+        arrays = [_rows_of(part, values[part.variable.name]) for part in spec.members or [spec]]
+        yield from dense_blocks(
+            index, arrays[0] if len(arrays) == 1 else np.concatenate([a.reshape(-1) for a in arrays])
         )
-        for index, spec in enumerate(table)
-    )
+
+
+def _rows_of(spec: pb.PartitionSpec, value: Array) -> Array:
+    return value[spec.start : spec.stop] if spec.variable.shape else value
 
 
 def configuration(

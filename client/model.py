@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from client.outgoing import MakeBlocks, Outgoing
 from protos import parameter_server_pb2 as pb
-from protos.codec import INDEX_DTYPE, Array, dense_blocks, dtype_of, elements, page_elements, sparse_blocks, to_array
+from protos.codec import Array, dtype_of, to_array
 from protos.errors import (
     DtypeMismatch,
     InternalError,
@@ -28,10 +29,6 @@ from protos.errors import (
     UnknownVariable,
 )
 from protos.rows import summed_rows
-from protos.wire import Block
-
-# Makes the blocks of one operation anew: a call that is retried sends them again.
-MakeBlocks = Callable[[], Iterator[Block]]
 
 
 @dataclass(frozen=True)
@@ -44,12 +41,13 @@ class IndexedSlices:
 
 @dataclass(frozen=True)
 class Place:
-    """Where rows [start, stop) of a variable are: partition `partition` of ps `ps`."""
+    """Where rows [start, stop) of a variable are: partition `partition` of ps `ps`; in a pack, from element `offset` on."""
 
     ps: int
     partition: int
     start: int
     stop: int
+    offset: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,12 @@ class Model:
         found: dict[str, tuple[pb.VariableSpec, list[Place]]] = {}
         for ps, description in enumerate(descriptions):
             for partition, held in enumerate(description.partitions):
-                _, places = found.setdefault(held.variable.name, (held.variable, []))
-                places.append(Place(ps, partition, held.start, held.stop))
+                offset = 0 if held.members else None
+                for part in held.members or [held]:
+                    _, places = found.setdefault(part.variable.name, (part.variable, []))
+                    places.append(Place(ps, partition, part.start, part.stop, offset))
+                    if offset is not None:
+                        offset += _elements(part)
         self.variables: dict[str, Variable] = {}
         for name in sorted(found):
             spec, places = found[name]
@@ -82,12 +84,13 @@ class Model:
             dtype = dtype_of(spec.dtype, name)
             self.variables[name] = Variable(name, dtype, tuple(spec.shape), spec.trainable, tuple(places))
             self._check_complete(self.variables[name])
-        # By ps and partition id: which variable, and the place in it.
-        self._at = {
-            (place.ps, place.partition): (variable, place)
-            for variable in self.variables.values()
-            for place in variable.places
-        }
+        # By ps and partition id: which variables, and the places in them, in the order of their elements.
+        self._at: dict[tuple[int, int], list[tuple[Variable, Place]]] = {}
+        for variable in self.variables.values():
+            for place in variable.places:
+                self._at.setdefault((place.ps, place.partition), []).append((variable, place))
+        for held_here in self._at.values():
+            held_here.sort(key=lambda part: part[1].offset or 0)
 
     @staticmethod
     def _check_complete(variable: Variable) -> None:
@@ -132,7 +135,7 @@ class Model:
         return self._blocks(checked, guard_nonfinite=guard_nonfinite)
 
     def _blocks(self, items: Sequence[tuple[Variable, Any, str]], guard_nonfinite: bool = False) -> list[MakeBlocks]:
-        parts: list[list[MakeBlocks]] = [[] for _ in range(self.num_ps)]
+        outgoing = Outgoing(self)
         for variable, value, what in items:
             field = f"{what}{variable.name}"
             if hasattr(value, "indices") and hasattr(value, "values") and what:
@@ -140,104 +143,47 @@ class Model:
                 if guard_nonfinite:
                     _, sums = summed_rows(indices, rows)  # as the ps looks at them: finite rows may overflow together
                     _refuse_nonfinite(field, sums, "" if len(sums) == len(rows) else " of the sums of repeated rows")
-                for place, mine in _rows_by_place(variable, indices):
-                    local = indices[mine] - place.start
-                    make = _maker(sparse_blocks, place.partition, local, np.ascontiguousarray(rows[mine]))
-                    parts[place.ps].append(make)
+                outgoing.add_rows(variable, indices, rows)
                 continue
             array = _check(variable, value, field)
             if guard_nonfinite:
                 _refuse_nonfinite(field, array)
-            for place in variable.places:
-                piece = array[place.start : place.stop] if variable.shape else array
-                parts[place.ps].append(_maker(dense_blocks, place.partition, piece))
-        return [_chained(makers) for makers in parts]
+            outgoing.add(variable, array)
+        return outgoing.makers()
 
     def row_blocks(
         self, rows: Mapping[str, npt.ArrayLike]
     ) -> tuple[list[MakeBlocks], dict[str, npt.NDArray[np.int64]]]:
         """For each ps, the blocks that ask for rows; and the row numbers, checked."""
-        parts: list[list[MakeBlocks]] = [[] for _ in range(self.num_ps)]
-        checked = {}
+        outgoing, checked = Outgoing(self), {}
         for name, ids in _items(rows, "rows"):
             variable = self.variable(name)
             checked[name], _ = _check_rows(variable, ids, None, f"rows of {name}")
-            for place, mine in _rows_by_place(variable, checked[name]):
-                local = checked[name][mine] - place.start
-                parts[place.ps].append(_maker(sparse_blocks, place.partition, local, None))
-        return [_chained(makers) for makers in parts], checked
+            outgoing.add_rows(variable, checked[name], None)
+        return outgoing.makers(), checked
 
     def partitions(self, names: Sequence[str]) -> list[list[int]]:
-        """For each ps, the ids of its partitions of these variables."""
-        wanted: list[list[int]] = [[] for _ in range(self.num_ps)]
+        """For each ps, the ids of its partitions that hold anything of these variables."""
+        wanted: list[dict[int, None]] = [{} for _ in range(self.num_ps)]
         for place in itertools.chain.from_iterable(self.variable(name).places for name in names):
-            wanted[place.ps].append(place.partition)
-        return wanted
+            wanted[place.ps][place.partition] = None
+        return [list(mine) for mine in wanted]
 
-    # -- in: blocks to arrays ----------------------------------------------------------------------------------------
-
-    def receiver(self, names: Sequence[str], rows: Mapping[str, npt.NDArray[np.int64]]) -> Receiver:
-        """New arrays for these variables and rows, to be filled with the blocks that arrive."""
-        return Receiver(self, names, rows)
-
-    def at(self, ps: int, partition: int) -> tuple[Variable, Place]:
-        """Which variable, and where in it, a partition of a ps is."""
+    def at(self, ps: int, partition: int) -> list[tuple[Variable, Place]]:
+        """Which variable, and where in it, a partition of a ps is; of a pack, all of them in the order of their elements."""
         return self._at[ps, partition]
 
 
-class Receiver:
-    """Arrays being filled with what the ps send. `values` is complete when every ps has sent its last block."""
-
-    def __init__(self, model: Model, names: Sequence[str], rows: Mapping[str, npt.NDArray[np.int64]]) -> None:
-        self._model = model
-        self.values: dict[str, Array] = {}
-        self._flat: dict[str, Array] = {}
-        for name in names:
-            variable = model.variable(name)
-            self.values[name] = np.empty(variable.shape, variable.dtype)
-            self._flat[name] = self.values[name].reshape(-1).view(np.uint8)
-        self._positions: dict[tuple[int, int], npt.NDArray[np.intp]] = {}
-        self._filled: dict[tuple[int, int], int] = {}
-        for name, ids in rows.items():
-            variable = model.variable(name)
-            self.values[name] = np.empty((len(ids), *variable.shape[1:]), variable.dtype)
-            self._positions |= {(place.ps, place.partition): mine for place, mine in _rows_by_place(variable, ids)}
-
-    def start(self, ps: int) -> None:
-        """Blocks from this ps come from the beginning (again): a call was retried."""
-        self._filled = {key: count for key, count in self._filled.items() if key[0] != ps}
-
-    def take(self, ps: int, block: Block) -> None:
-        """Put one block where it belongs."""
-        variable, place = self._model.at(ps, block.partition)
-        if block.indices:
-            data = elements(block.data, variable.dtype)
-            done = self._filled.get((ps, block.partition), 0)
-            count = len(block.indices) // INDEX_DTYPE.itemsize
-            where = self._positions[ps, block.partition][done : done + count]
-            self.values[variable.name][where] = data.reshape(count, *variable.shape[1:])
-            self._filled[ps, block.partition] = done + count
-            return
-        row = math.prod(variable.shape[1:])
-        shape = (place.stop - place.start, *variable.shape[1:]) if variable.shape else ()
-        start = place.start * row + block.page * page_elements(shape, variable.dtype.itemsize)
-        start *= variable.dtype.itemsize
-        # As bytes, for the elements in a message lie anywhere: a plain copy of memory.
-        self._flat[variable.name][start : start + len(block.data)] = np.frombuffer(block.data, np.uint8)
+def _elements(spec: pb.PartitionSpec) -> int:
+    """How many elements a partition has."""
+    shape = spec.variable.shape
+    return (spec.stop - spec.start) * math.prod(shape[1:]) if shape else 1
 
 
 def _items(named: Mapping[str, Any], field: str) -> Iterable[tuple[str, Any]]:
     if not isinstance(named, Mapping):
         raise InvalidInput(field=field, got=type(named).__name__, expected="a mapping of names to arrays")
     return named.items()
-
-
-def _maker(make: Callable[..., Iterator[Block]], *arguments: Any) -> MakeBlocks:
-    return lambda: make(*arguments)
-
-
-def _chained(makers: Sequence[MakeBlocks]) -> MakeBlocks:
-    return lambda: itertools.chain.from_iterable(make() for make in makers)
 
 
 def _check(variable: Variable, value: npt.ArrayLike, field: str) -> Array:
@@ -277,14 +223,6 @@ def _check_rows(variable: Variable, ids: Any, values: Any, field: str) -> tuple[
     if rows.shape != (len(indices), *variable.shape[1:]):
         raise ShapeMismatch(field=field, got=rows.shape, expected=(len(indices), *variable.shape[1:]))
     return indices.astype(np.int64), rows
-
-
-def _rows_by_place(variable: Variable, indices: npt.NDArray[np.int64]) -> Iterator[tuple[Place, npt.NDArray[np.intp]]]:
-    """For each place that has any of the rows, which positions of `indices` those are."""
-    for place in variable.places:
-        mine = np.flatnonzero((indices >= place.start) & (indices < place.stop))
-        if mine.size:
-            yield place, mine
 
 
 def _refuse_nonfinite(field: str, array: Array, of: str = "") -> None:

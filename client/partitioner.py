@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,3 +146,28 @@ def place(pieces: Sequence[Piece], num_ps: int) -> list[list[Piece]]:
         held[index].append(piece)
         heapq.heappush(loads, (nbytes + piece.nbytes, count + 1, index))
     return [sorted(mine, key=lambda piece: (piece.name, piece.start)) for mine in held]
+
+
+# Pieces up to so many bytes are packed; a pack holds at most a page. What is larger gains nothing by it.
+SMALL_BYTES = 64 << 10
+
+
+def pack(pieces: Sequence[Piece], kinds: Mapping[str, Hashable], most_bytes: int) -> list[list[Piece]]:
+    """The pieces of one ps, small ones of one kind together, in packs of at most `most_bytes`; the others each alone.
+
+    kinds: by name, what only equals may share a pack: the dtype; None for what is never packed.
+    """
+    packs: list[list[Piece]] = []
+    open_packs: dict[Hashable, tuple[list[Piece], int]] = {}
+    for piece in pieces:
+        kind = kinds[piece.name]
+        if kind is None or not 0 < piece.nbytes <= min(SMALL_BYTES, most_bytes):
+            packs.append([piece])
+            continue
+        mine, nbytes = open_packs.get(kind, ([], 0))
+        if not mine or nbytes + piece.nbytes > most_bytes:
+            mine, nbytes = [], 0
+            packs.append(mine)
+        mine.append(piece)
+        open_packs[kind] = mine, nbytes + piece.nbytes
+    return packs

@@ -114,14 +114,16 @@ class VariableSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., trainable: bool = ...) -> None: ...
 
 class PartitionSpec(_message.Message):
-    __slots__ = ("variable", "start", "stop")
+    __slots__ = ("variable", "start", "stop", "members")
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     variable: VariableSpec
     start: int
     stop: int
-    def __init__(self, variable: _Optional[_Union[VariableSpec, _Mapping]] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+    members: _containers.RepeatedCompositeFieldContainer[PartitionSpec]
+    def __init__(self, variable: _Optional[_Union[VariableSpec, _Mapping]] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., members: _Optional[_Iterable[_Union[PartitionSpec, _Mapping]]] = ...) -> None: ...
 
 class Configuration(_message.Message):
     __slots__ = ("mode", "slack", "backup_workers", "rule")

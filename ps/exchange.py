@@ -162,14 +162,14 @@ class _Operation:
         return f"{pb.Operation.Name(self.kind)} by worker {self.session.worker}"
 
     async def _init(self) -> tuple[pb.Answer, Iterator[Block]]:
-        values = self.intake.values(everything=True)
+        values = self.intake.values()
         partitions = [Partition(key, values[index]) for index, key in enumerate(self.keys)]
         wanted = configuration_of(self.header.configuration)
         version = await self.shard.initialize(self.session.id, self.header.grant, wanted, partitions)
         return pb.Answer(version=version), iter(())
 
     async def _assign(self) -> tuple[pb.Answer, Iterator[Block]]:
-        version = await self.shard.assign(self.session, self.intake.values(everything=False))
+        version = await self.shard.assign(self.session, self.intake.assigned())
         return pb.Answer(version=version), iter(())
 
     async def _push(self) -> tuple[pb.Answer, Iterator[Block]]:

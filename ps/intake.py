@@ -109,12 +109,21 @@ class Intake:
         shape = (len(indices) if with_values else 0, *key.shape[1:])
         self._sparse.setdefault(block.partition, []).append((indices, elements(block.data, dtype).reshape(shape)))
 
-    def values(self, *, everything: bool) -> dict[int, Paged]:
-        """Whole values by partition id. everything: every partition must be there, as for init."""
+    def values(self) -> dict[int, Paged]:
+        """Whole values of every partition, by id, as for init."""
         if self._sparse:
             raise InvalidInput(field="blocks", got="rows", expected="whole values")
-        wanted = range(len(self._keys)) if everything else self._dense
-        return {index: self._paged(index) for index in wanted}
+        return {index: self._paged(index) for index in range(len(self._keys))}
+
+    def assigned(self) -> dict[int, Paged | SparseGradient]:
+        """Values to assign, by partition id: whole ones, or those of some members of a pack."""
+        values: dict[int, Paged | SparseGradient] = {index: self._paged(index) for index in self._dense}
+        for index, parts in self._sparse.items():
+            indices = np.concatenate([indices for indices, _ in parts])
+            if not self._keys[index].members or len(np.unique(indices)) < len(indices):
+                raise InvalidInput(field=str(self._keys[index]), got="rows", expected="whole values")
+            values[index] = sparse_gradient(indices, np.concatenate([rows for _, rows in parts]))
+        return values
 
     def gradients(self, *, guard_nonfinite: bool, scale: float = 1.0) -> dict[int, Gradient]:
         """Gradients by partition id, in the order they came. scale: what they were multiplied by, undone here."""
@@ -132,7 +141,7 @@ class Intake:
                 result[index] = gradient
                 pages = [gradient.rows]
             if guard_nonfinite:
-                refuse_nonfinite(str(self._keys[index]), pages)
+                refuse_nonfinite(self._keys[index], pages)
             if scale != 1.0:
                 result[index] = _divided(result[index], scale)
         return result
@@ -163,17 +172,26 @@ def _divided(gradient: Gradient, scale: float) -> Gradient:
     return DenseGradient(Paged(gradient.value.shape, compute(np.empty(0, gradient.value.dtype)).dtype, pages))
 
 
-def refuse_nonfinite(name: str, pages: Sequence[Array]) -> None:
+def refuse_nonfinite(key: PartitionKey, pages: Sequence[Array]) -> None:
     """NonFiniteGradient if any element is NaN or Inf."""
     bad = sum(int(page.size - np.count_nonzero(np.isfinite(page))) for page in pages)
     if bad:
         raise NonFiniteGradient(
-            field=name, got=f"{bad} of {sum(page.size for page in pages)} elements", expected="finite numbers"
+            field=str(key), got=f"{bad} of {sum(page.size for page in pages)} elements", expected="finite numbers"
         )
 
 
 def partition_key(message: pb.PartitionSpec) -> PartitionKey:
-    """A partition as the wire describes it, checked."""
+    """A partition, or a pack of them, as the wire describes it, checked."""
+    if message.members:
+        members = [partition_key(member) for member in message.members]
+        if any(member.members or (member.dtype, member.trainable) != _kind(members[0]) for member in members):
+            raise DtypeMismatch(
+                field=", ".join(map(str, members)),
+                got="a pack of several kinds",
+                expected="one dtype, all trainable or none",
+            )
+        return PartitionKey.pack(members)
     variable = message.variable
     shape = tuple(variable.shape)
     rows = shape[0] if shape else 1
@@ -187,7 +205,13 @@ def partition_key(message: pb.PartitionSpec) -> PartitionKey:
     return PartitionKey(variable.name, variable.dtype, shape, message.start, message.stop, variable.trainable)
 
 
+def _kind(key: PartitionKey) -> tuple[str, bool]:
+    return key.dtype, key.trainable
+
+
 def partition_message(key: PartitionKey) -> pb.PartitionSpec:
     """The reverse of `partition_key`."""
+    if key.members:
+        return pb.PartitionSpec(members=[partition_message(member) for member in key.members])
     variable = pb.VariableSpec(name=key.name, dtype=key.dtype, shape=key.variable_shape, trainable=key.trainable)
     return pb.PartitionSpec(variable=variable, start=key.start, stop=key.stop)

@@ -172,7 +172,9 @@ def contribution_of(entry: Entry, partitions: Sequence[Partition]) -> Contributi
 
 
 def key_of(said: Mapping[str, Any]) -> PartitionKey:
-    return PartitionKey(**{**said, "variable_shape": tuple(said["variable_shape"])})
+    """A partition as `asdict` wrote it."""
+    members = tuple(key_of(member) for member in said["members"])
+    return PartitionKey(**{**said, "variable_shape": tuple(said["variable_shape"]), "members": members})
 
 
 def _no_record(path: Path, got: str) -> InvalidInput:

@@ -10,6 +10,7 @@ Next: ps/record.py (what was written down), ps/updates.py (the live counterpart)
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -169,12 +170,11 @@ class _Shard:
 
 
 def _whole_values(partitions: list[Partition]) -> Iterator[tuple[str, Array]]:
-    by_name: dict[str, list[Partition]] = {}
-    for partition in partitions:
-        by_name.setdefault(partition.key.name, []).append(partition)
+    by_name: dict[str, list[tuple[int, int, Array]]] = {}
+    for key, value in itertools.chain.from_iterable(partition.parts() for partition in partitions):
+        by_name.setdefault(key.name, []).append((key.start, key.stop, value))
     for name, parts in sorted(by_name.items()):
-        parts.sort(key=lambda partition: (partition.key.start, partition.key.stop))
-        arrays = [partition.value.whole() for partition in parts]
+        arrays = [array for *_, array in sorted(parts, key=lambda part: part[:2])]
         yield name, arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 

@@ -153,7 +153,7 @@ class Servicer:
             version=state.version if state else 0,
             value_bytes=state.value_bytes if state else 0,
             slot_bytes=state.slot_bytes if state else 0,
-            partitions=len(state.partitions) if state else 0,
+            partitions=sum(len(partition.key.parts) for partition in state.partitions) if state else 0,
             workers=[
                 pb.WorkerStatus(
                     worker=index,

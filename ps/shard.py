@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -40,7 +40,7 @@ from ps.rules import UpdateRule, make_rule
 from ps.rules.options import may_be_cut, uses_norm
 from ps.story import Event, Story
 from ps.updates import Updates
-from ps.variable import Gradients, Paged, Partition, ShardState
+from ps.variable import Gradients, Paged, Partition, ShardState, SparseGradient
 from ps.waiting import Waiters
 
 T = TypeVar("T")
@@ -208,7 +208,9 @@ class Shard:
             self.configuration, self.rule = configuration, rule
             self.consistency = consistency_of(configuration, self.membership)
             self.initialization.accept(grant, session_id)
-            self._tell("init", worker=session.worker, names=tuple(str(partition.key) for partition in partitions))
+            self._tell(
+                "init", worker=session.worker, names=tuple(str(part) for each in partitions for part in each.key.parts)
+            )
             self._waiters.wake()
             return self.state.version
 
@@ -216,12 +218,8 @@ class Shard:
 
     def wants_norm(self) -> bool:
         """Whether a push must say the norm of its gradient: no ps knows all of it, and there is no step to ask others in."""
-        return (
-            self.rule is not None
-            and self.membership.num_ps > 1
-            and self.configuration.mode != "sync"
-            and uses_norm(self.rule)
-        )
+        alone = self.membership.num_ps == 1 or self.configuration.mode == "sync"
+        return self.rule is not None and not alone and uses_norm(self.rule)
 
     def ready_state(self) -> ShardState:
         """The present state; NotInitialized before there is one."""
@@ -425,15 +423,15 @@ class Shard:
         )
         self._waiters.wake()
 
-    async def assign(self, session: Session[PushResult], values: dict[int, Paged]) -> int:
+    async def assign(self, session: Session[PushResult], values: Mapping[int, Paged | SparseGradient]) -> int:
         """Set values without a rule; version and slots stay."""
         async with self._turn:
             self._check_running()
             self._worker_session(session.id, "assign")
             state = self.ready_state()
-            self.recorder.values(values)
             self.state = state.with_values(values)
-            names = tuple(str(state.partitions[index].key) for index in values)
+            self.recorder.values({index: self.state.partitions[index].value for index in values})
+            names = tuple(str(part) for index in values for part in state.partitions[index].key.parts)
             if names:
                 self._tell("assign", worker=session.worker, generation=session.generation, names=names)
             return self.state.version
@@ -469,9 +467,8 @@ async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _step_failed(error: Exception) -> RuleFailed:
-    return RuleFailed(
-        field="step", got=f"{type(error).__name__}: {error}", expected="the mean of its gradients", hint="Push again."
-    )
+    got = f"{type(error).__name__}: {error}"
+    return RuleFailed(field="step", got=got, expected="the mean of its gradients", hint="Push again.")
 
 
 def _no_rule() -> RuleError:

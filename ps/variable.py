@@ -10,7 +10,7 @@ It must not know threads, time, grpc or modes. Next: ps/apply.py (how one state 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Union
 
@@ -142,7 +142,11 @@ def sparse_gradient(indices: Indices, rows: Array) -> SparseGradient:
 
 @dataclass(frozen=True)
 class PartitionKey:
-    """Which rows of which variable: rows [start, stop) on axis 0 (a scalar is one row)."""
+    """Which rows of which variable: rows [start, stop) on axis 0 (a scalar is one row).
+
+    Or a pack: `members`, small partitions of one dtype whose elements lie one after the other. It is one flat array then, of
+    variable_shape (n,), and all that is done element by element is done to all of them at once.
+    """
 
     name: str
     dtype: str
@@ -150,6 +154,28 @@ class PartitionKey:
     start: int
     stop: int
     trainable: bool
+    members: tuple[PartitionKey, ...] = ()
+
+    @staticmethod
+    def pack(members: Sequence[PartitionKey]) -> PartitionKey:
+        """The pack of these partitions, which are of one dtype and all trainable or all not."""
+        size = sum(math.prod(member.shape) for member in members)
+        names = [str(member) for member in members]
+        text = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+        return PartitionKey(text, members[0].dtype, (size,), 0, size, members[0].trainable, tuple(members))
+
+    @property
+    def parts(self) -> tuple[PartitionKey, ...]:
+        """The members of a pack; else itself."""
+        return self.members or (self,)
+
+    def at(self, element: int) -> PartitionKey:
+        """Which of the parts holds this element."""
+        for part in self.parts:
+            element -= math.prod(part.shape)
+            if element < 0:
+                return part
+        return self
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -171,8 +197,18 @@ class Partition:
     value: Paged
     slots: Mapping[str, Paged] = field(default_factory=dict)
 
-    def with_value(self, value: Paged) -> Partition:
-        """The partition with another value. A master copy becomes exactly it: no digits of the old one stay behind."""
+    def parts(self) -> Iterator[tuple[PartitionKey, Array]]:
+        """The partitions in a pack, or this one, and their values as arrays of their shape."""
+        flat, start = self.value.whole().reshape(-1), 0
+        for key in self.key.parts:
+            size = math.prod(key.shape)
+            yield key, flat[start : start + size].reshape(key.shape)
+            start += size
+
+    def with_value(self, value: Paged | SparseGradient) -> Partition:
+        """The partition with another value, or other rows of it. A master copy becomes exactly it: no digits stay behind."""
+        if isinstance(value, SparseGradient):
+            value = self.value.with_rows(value.indices, value.rows)
         if MASTER not in self.slots:
             return Partition(self.key, value, self.slots)
         wide = self.slots[MASTER].dtype
@@ -195,8 +231,8 @@ class ShardState:
     def slot_bytes(self) -> int:
         return sum(slot.nbytes for partition in self.partitions for slot in partition.slots.values())
 
-    def with_values(self, values: Mapping[int, Paged]) -> ShardState:
-        """The state with some values replaced, by partition id; masters follow, other slots and the version stay."""
+    def with_values(self, values: Mapping[int, Paged | SparseGradient]) -> ShardState:
+        """The state with some values, or rows of them, replaced, by partition id; masters follow, version and slots stay."""
         partitions = list(self.partitions)
         for index, value in values.items():
             partitions[index] = partitions[index].with_value(value)

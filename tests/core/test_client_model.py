@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from client.initialize import checked_values, configuration, rule_spec, table_blocks, tables, variable_specs
 from client.model import IndexedSlices, Model
 from client.partitioner import FixedShardsPartitioner, Partitioner
+from client.receiver import Receiver
 from protos import parameter_server_pb2 as pb
 from protos.codec import DTYPES, sparse_blocks
 from protos.errors import (
@@ -58,13 +59,13 @@ class Job:
             intake = Intake(keys)
             for block in table_blocks(table, arrays):
                 intake.add(block)
-            held = intake.values(everything=True)
+            held = intake.values()
             self.partitions.append([Partition(key, held[index]) for index, key in enumerate(keys)])
         self.model = Model([pb.DescribeReply(partitions=table, initialized=True) for table in self.tables])
 
     def pull(self, names: list[str], rows: dict[str, Any] | None = None) -> dict[str, Any]:
         makers, ids = self.model.row_blocks(rows or {})
-        receiver = self.model.receiver(names, ids)
+        receiver = Receiver(self.model, names, ids)
         for ps, (wanted, maker) in enumerate(zip(self.model.partitions(names), makers)):
             receiver.start(ps)
             for index in wanted:
@@ -150,7 +151,7 @@ def test_values_of_any_layout_may_be_assigned() -> None:
     value = np.arange(24, dtype=">f4").reshape(6, 4).T
     found = np.zeros((4, 6), "f")
     for ps, maker in enumerate(job.model.value_blocks({"w": value})):
-        for index, paged in job.intake(ps, list(maker())).values(everything=False).items():
+        for index, paged in job.intake(ps, list(maker())).assigned().items():
             assert isinstance(paged, Paged)
             key = job.partitions[ps][index].key
             found[key.start : key.stop] = paged.whole()

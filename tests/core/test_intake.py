@@ -56,7 +56,7 @@ def fed(*given: Block, gradients: bool = False) -> Intake:
 def test_whole_values_come_out_as_they_went_in() -> None:
     with small_pages():
         intake = fed(*(block for partition in range(4) for block in blocks(partition)))
-        values = intake.values(everything=True)
+        values = intake.values()
     assert sorted(values) == [EMB, W, SCALE, SEEN]
     for index, value in values.items():
         np.testing.assert_array_equal(value.whole(), VALUES[index])
@@ -76,7 +76,7 @@ def test_gradients_come_out_dense_or_sparse_as_they_came() -> None:
 
 def test_arrays_share_the_memory_of_the_messages_and_cannot_be_written_to() -> None:
     data = encode_request(None, blocks(EMB), True)
-    value = fed(*decode_request(data).blocks).values(everything=False)[EMB]
+    value = fed(*decode_request(data).blocks).assigned()[EMB]
     assert value.pages[0].base is not None
     with pytest.raises(ValueError, match="read-only"):
         value.pages[0][0] = 1
@@ -88,7 +88,7 @@ def test_rows_that_are_asked_for_come_out_in_the_order_they_were_asked_for() -> 
 
 def test_an_operation_without_blocks_is_empty() -> None:
     assert fed(gradients=True).gradients(guard_nonfinite=True) == {}
-    assert fed().values(everything=False) == {}
+    assert fed().assigned() == {}
     assert fed().rows() == {}
 
 
@@ -197,19 +197,19 @@ def test_a_value_that_is_not_complete_is_refused() -> None:
     with small_pages():
         intake = fed(*blocks(W)[:2])
         with pytest.raises(ShapeMismatch) as caught:
-            intake.values(everything=False)
+            intake.assigned()
     assert (caught.value.field, caught.value.got, caught.value.expected) == ("w", "2 pages", "3, all of them")
 
 
 def test_an_init_must_bring_every_partition() -> None:
     with pytest.raises(ShapeMismatch) as caught:
-        fed(*blocks(EMB)).values(everything=True)
+        fed(*blocks(EMB)).values()
     assert caught.value.field == "w"
 
 
 def test_values_cannot_come_as_rows() -> None:
     with pytest.raises(InvalidInput) as caught:
-        fed(*rows(EMB, [1], [[1, 2]])).values(everything=False)
+        fed(*rows(EMB, [1], [[1, 2]])).assigned()
     assert caught.value.expected == "whole values"
 
 

@@ -9,12 +9,14 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import client
 import ps
+from client import partitioner
 from protos import parameter_server_pb2 as pb
 from protos.codec import PAGE_BYTES, dense_blocks
 from protos.errors import (
@@ -56,7 +58,8 @@ def raw(guard: bool = False, worker: int | None = 0, init: bool = True) -> Itera
         client.connect(local.cluster, observer=True) as observer,
     ):
         if init:
-            other.init(START)
+            with mock.patch.object(partitioner, "SMALL_BYTES", 0):  # each variable a partition of its own
+                other.init(START)
         with RawPeer(local.cluster["ps"][0], worker=worker, num_workers=2) as peer:
             yield peer, observer
 

@@ -1,0 +1,160 @@
+"""Small variables travel and are updated together, in packs. Can anybody tell? Every kind of call, packed and not, bit for bit.
+
+A twin job holds each variable in a partition of its own; both get the same calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import client
+import ps
+from client import partitioner
+from protos.errors import NonFiniteGradient, RowOutOfRange
+from tests.harness.state import refused
+
+rng = np.random.default_rng(3)
+VALUES: dict[str, Any] = {
+    "a/kernel": rng.normal(size=(4, 3)).astype("f"),
+    "a/bias": rng.normal(size=3).astype("f"),
+    "b/kernel": rng.normal(size=(13, 2)).astype("f"),
+    "b/scale": np.float32(2.0),
+    "empty": np.zeros((0, 3), np.float32),
+    "half": rng.normal(size=(5,)).astype(np.float16),
+    "brain": rng.normal(size=(2, 2)).astype(ml_dtypes.bfloat16),
+    "double": rng.normal(size=(3,)),
+    "large": rng.normal(size=(200, 100)).astype("f"),
+    "count": np.arange(3),
+}
+TRAINABLE = [name for name in VALUES if name != "count"]
+
+
+@contextlib.contextmanager
+def twins(servers: int, rule: str, mode: str = "async", **more: Any) -> Iterator[tuple[client.Client, client.Client]]:
+    """The same model packed, and with each variable in a partition of its own."""
+    cuts = client.FixedShardsPartitioner(2)
+    with (
+        ps.LocalCluster(servers, mode, rule=rule, **more) as one,
+        ps.LocalCluster(servers, mode, rule=rule, **more) as other,
+        client.connect(one.cluster, worker=0) as packed,
+        client.connect(other.cluster, worker=0) as plain,
+    ):
+        packed.init(VALUES, partitioner=cuts)
+        with mock.patch.object(partitioner, "SMALL_BYTES", 0):
+            plain.init(VALUES, partitioner=cuts)
+        assert sum(len(each._model._at) for each in (packed,)) < sum(len(each._model._at) for each in (plain,))
+        yield packed, plain
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert list(one) == list(other)
+    for name, value in other.items():
+        assert (one[name].dtype, one[name].shape) == (value.dtype, value.shape), name
+        assert one[name].tobytes() == value.tobytes(), name
+
+
+def gradient(name: str) -> Any:
+    value = np.asarray(VALUES[name])
+    return rng.normal(size=value.shape).astype(value.dtype)
+
+
+RULES = ["adam:learning_rate=0.1", "momentum:learning_rate=0.1,weight_decay=0.1,use_ema=true", "dc_asgd"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("servers", [1, 3])
+def test_pushes_of_all_of_some_and_of_rows_do_the_same(servers: int, rule: str) -> None:
+    # claim 1: what gets no gradient does not change, slots included, though it lies in the same array.
+    with twins(servers, rule) as (packed, plain):
+        assert_same(packed.pull(), plain.pull())
+        for step in range(6):
+            pushed: dict[str, Any] = {name: gradient(name) for name in TRAINABLE}
+            if step % 3 == 1:
+                for name in ("a/bias", "half", "double"):
+                    del pushed[name]
+            if step % 3 == 2:
+                ids = np.array([12, 0, 7, 12])
+                rows = client.IndexedSlices(rng.normal(size=(4, 2)).astype("f"), ids)
+                pushed = {"b/kernel": rows, "a/bias": gradient("a/bias")}
+            results = [server.push(pushed) for server in (packed, plain)]
+            assert results[0].version == results[1].version
+            assert_same(packed.pull(), plain.pull())
+        if "ema" in rule:
+            assert_same(packed.pull(averages=True), plain.pull(averages=True))
+
+
+@pytest.mark.parametrize("servers", [1, 2, 5])
+def test_some_variables_and_rows_of_them_are_read_from_a_pack(servers: int) -> None:
+    rows = {"b/kernel": [3, 3, 12, 0], "large": [199, 1], "a/kernel": [2], "half": [4, 0]}
+    with twins(servers, "sgd") as (packed, plain):
+        assert_same(packed.pull(["a/bias", "b/scale", "empty"]), plain.pull(["a/bias", "b/scale", "empty"]))
+        assert_same(packed.pull(rows=rows), plain.pull(rows=rows))
+        mixed = packed.pull(["a/bias", "b/kernel"], rows={"a/kernel": [1]})
+        assert_same(mixed, plain.pull(["a/bias", "b/kernel"], rows={"a/kernel": [1]}))
+        mixed["a/bias"][...] = 7  # the caller's own
+        np.testing.assert_array_equal(packed.pull()["a/bias"], VALUES["a/bias"])
+
+
+def test_values_by_hand_reach_their_variable_and_no_other() -> None:
+    with twins(2, "momentum:learning_rate=0.5") as (packed, plain):
+        for server in (packed, plain):
+            server.push({name: np.ones_like(VALUES[name]) for name in TRAINABLE})
+            server.assign({"a/bias": np.full(3, 9, np.float32), "half": np.arange(5).astype(np.float16)})
+            server.push({name: np.ones_like(VALUES[name]) for name in TRAINABLE})
+        assert_same(packed.pull(), plain.pull())
+
+
+def test_sync_steps_of_several_workers_do_the_same() -> None:
+    pushed = [{name: gradient(name) for name in TRAINABLE}, {"a/bias": gradient("a/bias")}]
+    results = []
+    for small in (partitioner.SMALL_BYTES, 0):
+        with (
+            ps.LocalCluster(2, "sync", 2, rule="adam:learning_rate=0.1,global_clipnorm=1") as local,
+            client.connect(local.cluster, worker=0) as zero,
+            client.connect(local.cluster, worker=1) as one,
+        ):
+            with mock.patch.object(partitioner, "SMALL_BYTES", small):
+                zero.init(VALUES)
+            one.init(VALUES)
+            for _ in range(3):
+                for server, gradients in zip((zero, one), pushed):
+                    server.push(gradients)
+                results.append(dict(zero.pull()))
+                one.pull()
+    for packed, plain in zip(results[:3], results[3:]):
+        for name, value in plain.items():
+            np.testing.assert_allclose(
+                np.asarray(packed[name], "d"), np.asarray(value, "d"), rtol=1e-5, atol=1e-6, err_msg=name
+            )  # the norm is summed in another order
+
+
+def test_what_is_wrong_with_one_member_is_told_by_its_name() -> None:
+    with twins(2, "sgd", guard_nonfinite=True) as (packed, _):
+        bad = gradient("a/bias")
+        bad[1] = np.nan
+        with refused(packed, NonFiniteGradient, "a/bias"):
+            packed.push({"a/kernel": gradient("a/kernel"), "a/bias": bad})
+        with refused(packed, RowOutOfRange, "b/kernel"):
+            packed.push({"b/kernel": client.IndexedSlices(np.ones((1, 2), np.float32), [13])})
+
+
+def test_a_rule_that_needs_whole_variables_gets_no_packs() -> None:
+    for rule in ("lamb", "sgd:clipnorm=1", "sgd:transforms=[centralise]"):
+        with ps.LocalCluster(1, rule=rule) as local, client.connect(local.cluster, worker=0) as server:
+            server.init(VALUES)
+            assert all(place.offset is None for each in server._model.variables.values() for place in each.places)
+
+
+def test_the_status_and_the_story_speak_of_variables() -> None:
+    with ps.LocalCluster(1, rule="sgd") as local, client.connect(local.cluster, worker=0) as server:
+        server.init(VALUES)
+        assert server.status()["ps"][0]["partitions"] == len(VALUES)
+        (event,) = [event for event in local.stories()[0] if event.kind == "init"]
+        assert sorted(event.names) == sorted(VALUES)

@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 
 from protos.codec import Array
 from protos.errors import InvalidInput
+from ps.variable import frozen
 
 DATA = ("digits", "synthetic")
 EXAMPLES, FEATURES, CLASSES = 1797, 64, 10
@@ -39,6 +41,7 @@ def load(name: str, rng: np.random.Generator) -> tuple[Examples, Examples]:
     return Examples(inputs[~held], labels[~held]), Examples(inputs[held], labels[held])
 
 
+@functools.cache  # a study of many runs reads them once
 def _digits() -> tuple[Array, Array]:
     try:
         from sklearn.datasets import load_digits
@@ -50,7 +53,7 @@ def _digits() -> tuple[Array, Array]:
             hint="pip install 'paramserver[lab]', or take --data synthetic.",
         ) from None
     images, digits = load_digits(return_X_y=True)  # float64 from 0 to 16
-    return (images / 16).astype(np.float32), digits.astype(np.int64)
+    return frozen((images / 16).astype(np.float32)), frozen(digits.astype(np.int64))
 
 
 def _synthetic(rng: np.random.Generator) -> tuple[Array, Array]:

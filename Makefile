@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install demo test check protos clean
+.PHONY: install demo test check bench protos clean
 
 install: $(INSTALLED)
 
@@ -25,6 +25,12 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHON=$(BIN)/python sh protos/generate.sh --check
+
+# Twenty minutes, on a machine that does nothing else. `make bench BENCH=--quick` is a look at whether it works.
+# The peers come with `.venv/bin/pip install -e '.[bench]'`; without them the table says who is missing.
+BENCH ?= --json bench.json
+bench: install
+	$(BIN)/python -m benchmarks.vs_tf_pss $(BENCH)
 
 # Regenerates the messages after a change of the .proto file.
 protos: install

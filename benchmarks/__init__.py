@@ -1,1 +1,1 @@
-"""Measurements. Each module is a program: `python -m benchmarks.NAME`. Nothing here is part of the product or its tests."""
+"""Measurements, and no part of the product. `parity` and `vs_tf_pss` are the programs: `python -m benchmarks.NAME`."""

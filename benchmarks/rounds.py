@@ -23,17 +23,25 @@ class Missing(Exception):
 
 @dataclass
 class Subject:
-    """Tasks that work together when they are given one command. answered: what they said last, which may be more."""
+    """Tasks that work together when they are given one command. answered: what they said last, which may be more.
+
+    restless: tasks that burn a core also while they wait, and so are paused between the turns.
+    """
 
     name: str
     tasks: list[Task]
     command: dict[str, Any] = field(default_factory=dict)
     answered: list[Message] = field(default_factory=list)
+    restless: list[Task] = field(default_factory=list)
 
     def measure(self, seconds: float) -> float:
         """Work for about so long: steps per second, of all tasks together. Raises TaskFailed."""
         message = {"command": "measure", "seconds": seconds, **self.command}
+        for task in self.restless:
+            task.resume()
         self.answered = ask_all(self.tasks, message, DEADLINE_S + 10 * seconds)
+        for task in self.restless:
+            task.pause()
         return sum(float(answer["steps"] / answer["seconds"]) for answer in self.answered)
 
 

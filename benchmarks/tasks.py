@@ -9,9 +9,11 @@ It must not know what is measured. Next: rounds.py.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 # Reached only by what hangs: TensorFlow and Ray take their time to start on a busy machine.
 DEADLINE_S = 180.0
 END_GRACE_S = 15.0
+PR_SET_PDEATHSIG = 1
 # Settings of the surroundings that would lead loopback elsewhere, or give a task a place in another cluster.
 DROPPED = {"tf_config", "http_proxy", "https_proxy", "grpc_proxy", "all_proxy"}
 SETTINGS = {
@@ -80,6 +83,21 @@ class Task:
         self.send(message)
         return self.answer(deadline_s)
 
+    def pause(self) -> None:
+        """Stop it where it is, for it would burn a core while it waits. It must have called end_with_parent_at_once."""
+        self.popen.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.popen.send_signal(signal.SIGCONT)
+
+    def end(self, grace_s: float) -> None:
+        """Let it end, which it does when its stdin is closed; after that, kill it and what it has started, by pid."""
+        try:
+            self.popen.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            kill([*descendants(self.popen.pid), self.popen.pid])
+            self.popen.wait()
+
     def _failed(self, reason: str) -> TaskFailed:
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-30:]
         return TaskFailed("\n".join([f"{self.name}: {reason}", *(f"    {line}" for line in lines)]))
@@ -101,14 +119,11 @@ class Tasks:
         ends_s = time.monotonic() + END_GRACE_S
         for task in self.started:
             assert task.popen.stdin is not None
+            task.resume()
             with contextlib.suppress(OSError):
                 task.popen.stdin.close()
         for task in self.started:
-            try:
-                task.popen.wait(max(0.0, ends_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                task.popen.kill()
-                task.popen.wait()
+            task.end(max(0.0, ends_s - time.monotonic()))
         self._directory.cleanup()
 
     def start(self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Task:
@@ -135,6 +150,27 @@ def ask_all(tasks: list[Task], message: Message, deadline_s: float = DEADLINE_S)
     return [task.answer(deadline_s) for task in tasks]
 
 
+def descendants(pid: int) -> list[int]:
+    """The processes that this one has started, and those that they have, without itself. Linux only; elsewhere none."""
+    children: dict[int, list[int]] = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may end while we look
+            parent = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(directory.name))
+    found: list[int] = []
+    new = children.get(pid, [])
+    while new:
+        found += new
+        new = [child for each in new for child in children.get(each, [])]
+    return found
+
+
+def kill(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def _environment() -> dict[str, str]:
     environment = {key: value for key, value in os.environ.items() if key.lower() not in DROPPED} | SETTINGS
     environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -145,7 +181,7 @@ def _environment() -> dict[str, str]:
 
 
 def follow_parent() -> Iterator[Message]:
-    """Begin to watch stdin, now, and end this process when it closes; returns the commands as they come."""
+    """Begin to watch stdin, now, and when it closes end this process and what it started; returns the commands as they come."""
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def watch() -> None:
@@ -155,10 +191,17 @@ def follow_parent() -> Iterator[Message]:
             *whole, rest = (rest + chunk).split(b"\n")
             for line in whole:
                 lines.put(line)
+        kill(descendants(os.getpid()))
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
     return map(json.loads, iter(lines.get, None))
+
+
+def end_with_parent_at_once() -> None:
+    """Have the kernel kill this process when the one that started it ends. A process that is paused watches no stdin."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def answers() -> TextIO:

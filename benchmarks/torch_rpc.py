@@ -17,7 +17,7 @@ from benchmarks.cases import LEARNING_RATE, Case, Shape, named
 from benchmarks.ours import cluster_of
 from benchmarks.peers import require
 from benchmarks.rounds import Subject
-from benchmarks.tasks import Message, Tasks, answers, follow_parent, serve, steps_for
+from benchmarks.tasks import Message, Tasks, answers, end_with_parent_at_once, follow_parent, serve, steps_for
 
 # On a ps: its tensors. A remote function finds them here.
 _tensors: list[Any] = []
@@ -41,7 +41,9 @@ class TorchRpc:
                 ranks = [tasks.start(name, "benchmarks.torch_rpc", text, name) for name in names]
                 for rank in ranks:
                     rank.answer()
-                yield Subject(self.name, ranks[: shape.workers])
+                for rank in ranks:
+                    rank.pause()  # its transports look for messages without a pause, half a core each
+                yield Subject(self.name, ranks[: shape.workers], restless=ranks)
 
         yield subject
 
@@ -55,6 +57,7 @@ def push_pull(gradients: list[Any]) -> list[Any]:
 
 def main(description: str, name: str) -> None:
     commands = follow_parent()
+    end_with_parent_at_once()
     output = answers()
     import torch
     from torch.distributed import rpc

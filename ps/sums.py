@@ -4,8 +4,9 @@ Every ps sends its part to ps 0, which adds them up in the order of the ps and a
 everywhere. Only steps of sync mode need it: all shards make step t of the same contributions, so each part of it comes from
 every ps. In the other modes the sender of a gradient knows the whole of it, and says the norm.
 
-Every wait is bounded, and a shard that fails says so, so that the others fail at once. It must not know what the numbers
-mean. Next: ps/apply.py (who asks), ps/shard.py (who lets them).
+A step that has asked for a sum ends with a sum of nothing, which says that every ps could make it: all of them make it, or
+none. Every wait is bounded, and a shard that fails says so, so that the others fail at once. It must not know what the
+numbers mean. Next: ps/apply.py (who asks), ps/updates.py (who lets them).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from ps.membership import Membership
 
 Parts = npt.NDArray[np.float64]
 
+# The part of the sum that ends a step.
+DONE: Parts = np.empty(0)
 # How long a shard waits for the others' parts of a step that it has all gradients for.
 WAIT_S = 30.0
 # How many sums, and failures to make one, are remembered: for a ps that asks again, or late.
@@ -99,13 +102,11 @@ class Adder:
             del self._pending[key]
 
     def _already(self, key: Key) -> Parts | None:
-        """What the others took for this step, if they made it: a shard that failed after that goes the same way."""
-        if key in self._finished:
-            return self._finished[key]
-        if any(other.version > key.version for other in self._finished):
-            earlier = [other for other in self._finished if (other.version, other.number) == (key.version, key.number)]
-            return self._finished[max(earlier)] if earlier else None
-        return None
+        """What the others took for this step, if they made it: a ps that never heard so goes the same way."""
+        made = [
+            other.attempt for other, sums in self._finished.items() if other.version == key.version and not sums.size
+        ]
+        return self._finished.get(key._replace(attempt=made[0]) if made else key)
 
 
 def _forget_oldest(kept: OrderedDict[Key, Any]) -> None:

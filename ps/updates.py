@@ -17,7 +17,7 @@ from ps.aggregation import Contribution
 from ps.apply import Exchange, Sums
 from ps.rules import UpdateRule
 from ps.step import stepping
-from ps.sums import Key, Totals
+from ps.sums import DONE, Key, Totals
 from ps.variable import ShardState
 
 # Below both, a quick rule's update is made on the event loop.
@@ -62,6 +62,8 @@ class Updates:
                 resume = (exchange, sums)
                 done, result = _resume(*resume) if inline else await loop.run_in_executor(None, _resume, *resume)
                 if done:
+                    if self._totals is not None and number:  # whom a sum has bound together
+                        await self._totals.of(Key(version, attempt, number), DONE)
                     final: ShardState = result
                     return final
                 sums = result

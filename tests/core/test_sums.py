@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from protos.errors import RuleFailed
-from ps.sums import KEPT, Adder, Key
+from ps.sums import DONE, KEPT, Adder, Key
 from tests.core.builders import WAIT_S, run
 
 FIRST = Key(version=0, attempt=0, number=0)
@@ -76,21 +76,29 @@ def test_a_shard_that_fails_ends_the_wait_of_the_others(fails_first: bool) -> No
     run(lesson())
 
 
+async def both(adder: Adder, key: Key, one: Any, other: Any) -> Any:
+    return (await asyncio.gather(adder.add(0, key, one, WAIT_S), adder.add(1, key, other, WAIT_S)))[0].tolist()
+
+
 def test_a_shard_that_asks_again_hears_what_it_heard() -> None:
-    # Its rule may have failed after the sum; the others have made the step, with this sum.
     async def lesson() -> None:
         adder = Adder(2)
-        waiting = asyncio.ensure_future(adder.add(0, FIRST, parts(1), WAIT_S))
-        await asyncio.sleep(0)
-        await adder.add(1, FIRST, parts(2), WAIT_S)
-        await waiting
+        assert await both(adder, FIRST, parts(1), parts(2)) == [3]
         assert (await adder.add(1, FIRST, parts(7), WAIT_S)).tolist() == [3]
-        later = FIRST._replace(version=1)
-        waiting = asyncio.ensure_future(adder.add(0, later, parts(1), WAIT_S))
-        await asyncio.sleep(0)
-        await adder.add(1, later, parts(1), WAIT_S)
-        await waiting
-        assert (await adder.add(1, FIRST._replace(attempt=1), parts(7), WAIT_S)).tolist() == [3]
+
+    run(lesson())
+
+
+def test_a_shard_that_never_heard_that_a_step_was_made_makes_it_as_the_others_did() -> None:
+    async def lesson() -> None:
+        adder = Adder(2)
+        for attempt in (0, 1):  # nobody made it at the first attempt
+            key = FIRST._replace(attempt=attempt)
+            assert await both(adder, key, parts(1), parts(2 + attempt)) == [3 + attempt]
+        assert await both(adder, FIRST._replace(attempt=1, number=1), DONE, DONE) == []
+        again = FIRST._replace(attempt=2)
+        assert (await adder.add(1, again, parts(7), WAIT_S)).tolist() == [4]
+        assert (await adder.add(1, again._replace(number=1), DONE, WAIT_S)).tolist() == []
 
     run(lesson())
 

@@ -13,7 +13,7 @@ import pytest
 
 import client
 import ps
-from protos.errors import ConfigurationConflict, InvalidInput, ParameterServerError
+from protos.errors import ConfigurationConflict, InvalidInput, ParameterServerError, RuleFailed
 from ps.rules import Transform, configured, register
 from tests.harness.state import refused
 from tests.harness.threads import Task
@@ -170,6 +170,24 @@ def test_a_step_that_fails_on_one_ps_fails_on_all_at_once_and_can_be_made_again(
         values, result = server.push_pull({"a": np.ones(4, np.float32), "b": np.zeros(4, np.float32)})
     assert result.outcome == "applied"
     assert values["a"].tolist() == [-1, -1, -1, -1]
+
+
+@pytest.mark.parametrize("bad", ["a", "b"])
+def test_a_step_that_fails_on_one_ps_after_the_sum_fails_on_all_and_can_be_made_again(
+    bad: str, fails_if_large: None
+) -> None:
+    # claim 12: every ps has the norm, and one of them, ps 0 or ps 1, cannot use it. The others do not go on without it.
+    first: dict[str, Any] = {"a": np.zeros(4, np.float32), "b": np.zeros(4, np.float32)}
+    rule = "sgd:learning_rate=1,transforms=[clip_by_global_norm(2),fails_if_large(1.5)]"
+    with ps.LocalCluster(2, "sync") as local, client.connect(local.cluster, worker=0) as server:
+        server.init(first, rule=rule)
+        for _ in range(2):
+            with pytest.raises(RuleFailed, match="too large"):
+                server.push_pull({**first, bad: np.array([9, 0, 0, 0], np.float32)})
+            assert server.status()["version"] == [0, 0]
+        values, result = server.push_pull({name: np.ones(4, np.float32) for name in first})
+    assert (result.outcome, result.version) == ("applied", (1, 1))
+    assert values["a"].tolist() == values["b"].tolist() == pytest.approx([-(0.5**0.5)] * 4)
 
 
 @pytest.mark.parametrize("field", ["weight", "scale"])

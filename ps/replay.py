@@ -54,15 +54,10 @@ def replay(record: str | Path, *, until: int | None = None, rule: str | Mapping[
     """The model after the run, or at version `until` of every ps, from the files NAME.psN of a record.
 
     rule: another one than the run had, to see what it makes of the same gradients. InvalidInput for what is no record, or
-    one that does not fit together.
+    one that does not fit together, and for another rule that needs a sum over several ps which the run has not made.
     """
-    first = path_of(record, 0)
-    if not first.is_file():
-        raise InvalidInput(
-            field="record", got=f"no file {first}", expected="the files NAME.ps0, NAME.ps1, … that --record NAME wrote"
-        )
-    num_ps = next(entries(first))["num_ps"]
-    shards = [_Shard(path_of(record, index), rule) for index in range(num_ps)]
+    num_ps = _num_ps(path_of(record, 0))
+    shards = [_Shard(_existing(path_of(record, index)), num_ps, rule) for index in range(num_ps)]
     for shard in shards:
         shard.run(until)
     states = [shard.state for shard in shards if shard.state is not None]
@@ -72,15 +67,32 @@ def replay(record: str | Path, *, until: int | None = None, rule: str | Mapping[
     return Replayed(whole, tuple(state.version for state in states), shards[0].rule.spec() if shards[0].rule else "")
 
 
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise InvalidInput(
+            field="record", got=f"no file {path}", expected="the files NAME.ps0, NAME.ps1, … that --record NAME wrote"
+        )
+    return path
+
+
+def _num_ps(path: Path) -> int:
+    number = next(entries(_existing(path)), Entry()).get("num_ps")
+    if not isinstance(number, int) or number < 1:
+        raise InvalidInput(field=f"record {path}", got="no number of ps", expected="a header that says it")
+    return number
+
+
 @dataclass
 class _Shard:
     """One ps, replayed."""
 
     path: Path
+    num_ps: int
     other_rule: str | Mapping[str, Any] | None
     state: ShardState | None = None
     rule: UpdateRule | None = None
     mode: str = ""
+    _rule_of_the_run: bool = True
     _gradients: dict[tuple[int, int, int], tuple[str, Entry]] = field(default_factory=dict)
     _sums: list[Array] = field(default_factory=list)
     _values: list[tuple[int, Array]] = field(default_factory=list)
@@ -93,6 +105,7 @@ class _Shard:
             if "partitions" in entry:
                 self._init(entry)
             elif "gradient" in entry:
+                self._sums.clear()  # those of a step that failed after them: it took new gradients to make it again
                 worker, generation, sequence = entry["gradient"]
                 self._gradients[worker, generation, sequence] = entry["session"], entry
             elif "values" in entry:
@@ -105,8 +118,10 @@ class _Shard:
                 self._happened(Event.from_json(json.dumps(entry["event"])))
 
     def _init(self, entry: Entry) -> None:
-        spec = self.other_rule or entry["configuration"]["rule"]
+        said = entry["configuration"]["rule"]
+        spec = self.other_rule or said
         self.rule = make_rule(spec) if spec else None
+        self._rule_of_the_run = self.other_rule is None or self.rule == make_rule(said)
         self.mode = entry["configuration"]["mode"]
         partitions = [
             Partition(key_of(key), Paged.of(array)) for key, (_, array) in zip(entry["partitions"], entry.arrays)
@@ -152,13 +167,19 @@ class _Shard:
             )
 
     def _driven(self, exchange: Exchange[ShardState]) -> ShardState:
-        """Sums over the model are those the run had; where there was one ps, or another rule, this shard's own."""
-        recorded = iter(self._sums)
-        self._sums = []
+        """Sums over the model are those the run had; where there was one ps, this shard's own."""
+        recorded, self._sums = iter(self._sums if self._rule_of_the_run else ()), []
         try:
             parts = next(exchange)
             while True:
-                parts = exchange.send(next(recorded, parts))
+                sums = next(recorded, parts if self.num_ps == 1 else None)
+                if sums is None:
+                    raise InvalidInput(
+                        field=f"rule {self.rule.name if self.rule else ''}",
+                        got="a sum over all ps, and each ps is replayed apart",
+                        expected="the rule of the run, a rule that needs none, or a record of one ps",
+                    )
+                parts = exchange.send(sums)
         except StopIteration as done:
             state: ShardState = done.value
             return state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from click.testing import CliRunner
 
 import client
 import ps
-from protos.errors import InvalidInput
+from protos.errors import InvalidInput, RuleFailed
 from ps.record import path_of
 from ps.replay import Replayed, main, replay
+from ps.rules import Transform, configured, register
 from tests.harness.threads import together
 
 WORKERS = 3
@@ -105,6 +106,49 @@ def test_a_replay_can_stop_on_the_way_and_try_another_rule(tmp_path: Path) -> No
     assert other.digest() != replay(path).digest()
 
 
+@pytest.fixture
+def fails_if_large() -> Iterator[None]:
+    """A transform that fails on the ps that holds the large gradient."""
+
+    @register("fails_if_large")
+    class FailsIfLarge(Transform):
+        def transform(self, ctx: Any, value: Any, grad: Any, *slots: Any) -> Any:
+            if np.abs(grad).max() > 1.5:
+                raise OverflowError("too large")
+            return grad
+
+    yield
+    del configured._REGISTRY["transform"]["fails_if_large"]
+
+
+def test_a_step_that_failed_after_its_sum_leaves_nothing_to_the_next(tmp_path: Path, fails_if_large: None) -> None:
+    path, first = tmp_path / "run", {name: np.zeros(4, np.float32) for name in "ab"}
+    rule = "sgd:learning_rate=1,transforms=[clip_by_global_norm(2),fails_if_large]"
+    with (
+        ps.LocalCluster(2, "sync", rule=rule, record=path) as local,
+        client.connect(local.cluster, worker=0) as worker,
+    ):
+        worker.init(first)
+        with pytest.raises(RuleFailed, match="too large"):
+            worker.push({**first, "b": np.array([9, 0, 0, 0], np.float32)})
+        worker.push({name: np.ones(4, np.float32) for name in first})
+        values = dict(worker.pull())
+    assert_same(replay(path), values)
+
+
+def test_another_rule_that_needs_a_sum_over_all_ps_is_refused_and_none_is_made_up(tmp_path: Path) -> None:
+    clip = "sgd:learning_rate=0.1,global_clipnorm=0.5"
+    for mode, rule in (
+        ("async", "sgd:learning_rate=0.1"),
+        ("sync", "sgd:learning_rate=0.1,aggregation=krum(byzantine=0)"),
+    ):
+        recorded(tmp_path / mode, mode, rule, steps=2)
+        with pytest.raises(InvalidInput, match="a sum over all ps"):
+            replay(tmp_path / mode, rule=clip)
+    recorded(tmp_path / "one", "async", "sgd:learning_rate=0.1", steps=2, servers=1)
+    assert replay(tmp_path / "one", rule=clip).version == (6,)
+
+
 def test_a_record_that_breaks_off_is_read_up_to_there(tmp_path: Path) -> None:
     # As kill -9 leaves it: in the middle of an entry, wherever that is.
     path = tmp_path / "run"
@@ -121,10 +165,14 @@ def test_a_record_that_breaks_off_is_read_up_to_there(tmp_path: Path) -> None:
 def test_what_is_no_record_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"no file .*nothing\.ps0"):
         replay(tmp_path / "nothing")
-    for content in (b"hello\n", b'{"format": "another"}\n', b"\x80\x04K\x01.", b"[1]\n"):
+    header = b'{"format": "paramserver record 1", "ps": 0, "num_ps": %s}\n'
+    for content in (b"", b"hello\n", b'{"format": "another"}\n', b"\x80\x04K\x01.", b"[1]\n", header % b"0"):
         path_of(tmp_path / "odd", 0).write_bytes(content)
         with pytest.raises(InvalidInput, match=r"odd\.ps0"):
             replay(tmp_path / "odd")
+    path_of(tmp_path / "odd", 0).write_bytes(header % b"2")
+    with pytest.raises(InvalidInput, match=r"no file .*odd\.ps1"):
+        replay(tmp_path / "odd")
 
 
 def test_the_program_shows_the_model_and_writes_it(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from protos.rows import summed_rows
 def global_norm(gradients: Mapping[str, Any]) -> float:
     """√ Σ g², over all arrays and IndexedSlices of a push that has been checked; repeated rows count as their sum.
 
-    16-bit floats are squared in float32; the sums are made in float64.
+    16-bit floats are squared in float32, and so are float32 as long as float32 holds their squares.
     """
     with np.errstate(all="ignore"):
         try:
@@ -32,4 +32,5 @@ def _square(gradient: Any) -> float:
         _, gradient = summed_rows(np.asarray(gradient.indices), np.asarray(gradient.values))
     array = np.asarray(gradient)
     wide = array.astype(np.float32) if array.dtype.itemsize == 2 else array
-    return float(np.vdot(wide, wide))
+    total = float(np.vdot(wide, wide))
+    return total if math.isfinite(total) else float(np.square(wide, dtype=np.float64).sum())

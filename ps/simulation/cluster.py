@@ -20,6 +20,7 @@ import numpy as np
 from protos.codec import Array
 from ps.accounting import PushResult
 from ps.aggregation import Contribution
+from ps.apply import sum_of_squares
 from ps.configuration import Configuration
 from ps.consistency import Seat
 from ps.initialization import Declaration
@@ -147,8 +148,7 @@ class _Sums(Totals):
 
 def _norm(gradients: Mapping[str, Array]) -> float:
     """Of the whole gradient, as a client says it where a rule clips by it and no ps holds all of it."""
-    with np.errstate(all="ignore"):
-        return math.sqrt(math.fsum(float(np.vdot(gradient, gradient)) for gradient in gradients.values()))
+    return math.sqrt(math.fsum(map(sum_of_squares, gradients.values())))
 
 
 def place(values: Mapping[str, Array], servers: int) -> list[list[str]]:

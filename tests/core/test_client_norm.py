@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 
 from client.model import IndexedSlices
 from client.norm import global_norm
@@ -23,6 +24,10 @@ def test_repeated_rows_count_as_their_sum() -> None:
 def test_16_bit_floats_are_squared_in_32_bits() -> None:
     assert global_norm({"a": np.array([300], np.float16)}) == 300  # 300² is beyond float16
     assert global_norm({"a": np.array([3, 4], DTYPES["bfloat16"])}) == 5
+
+
+def test_squares_beyond_float32_are_summed_in_float64() -> None:
+    assert global_norm({"a": np.array([3e25, 4e25], np.float32)}) == pytest.approx(5e25)
 
 
 def test_what_no_float_holds_is_infinitely_long_and_no_error() -> None:

@@ -77,6 +77,14 @@ def test_a_step_is_clipped_by_the_norm_of_the_mean(servers: int) -> None:
     assert_close(again, {name: -2 * gradient for name, gradient in clipped(mean, 2.0).items()})
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_gradient_whose_squares_are_beyond_float32_is_clipped_too(servers: int) -> None:
+    with ps.LocalCluster(servers) as local, client.connect(local.cluster, worker=0) as server:
+        server.init({name: np.zeros(2, np.float32) for name in "ab"}, rule="sgd:learning_rate=1,global_clipnorm=1")
+        values, _ = server.push_pull({name: np.full(2, 1e25, np.float32) for name in "ab"})
+    assert values["a"].tolist() == values["b"].tolist() == pytest.approx([-0.5, -0.5])
+
+
 def test_rows_count_in_the_norm_as_their_sums() -> None:
     rows = client.IndexedSlices(np.array([[3, 0], [1, 0], [0, 3]], np.float32), [5, 5, 30])
     with ps.LocalCluster(2) as local, client.connect(local.cluster, worker=0) as server:

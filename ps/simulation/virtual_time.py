@@ -40,6 +40,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end; what it raises is raised here. Tasks that it leaves behind are cancelled."""
         self._running = True
+        around = asyncio._get_running_loop()  # a notebook's own loop calls what a cell calls
         asyncio._set_running_loop(self)
         try:
             task: asyncio.Task[T] = self.create_task(main)
@@ -52,7 +53,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 self._until(lambda: all(each.done() for each in rest))
             return task.result()
         finally:
-            asyncio._set_running_loop(None)
+            asyncio._set_running_loop(around)
             self._running = False
 
     def _until(self, done: Callable[[], bool]) -> None:

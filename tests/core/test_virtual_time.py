@@ -26,6 +26,18 @@ def test_an_hour_is_over_at_once() -> None:
     live(lesson)
 
 
+def test_a_notebook_whose_cells_run_on_a_loop_has_it_back() -> None:
+    async def lesson(loop: VirtualLoop) -> float:
+        await asyncio.sleep(3600)
+        return loop.time()
+
+    async def cell() -> None:
+        assert live(lesson) == 3600
+        await asyncio.sleep(0)  # needs the running loop
+
+    asyncio.run(cell())
+
+
 def test_what_is_due_at_one_moment_happens_one_after_the_other_in_the_order_it_was_asked_for() -> None:
     said: list[str] = []
 

@@ -14,10 +14,12 @@ It must not know shards or the wire. Next: options.py (Keras's clipnorm and its 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar, Union
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Union
 
 import numpy as np
 
+from protos.errors import RuleError
 from ps.rules.configured import Configured, register
 
 if TYPE_CHECKING:
@@ -34,6 +36,19 @@ class Transform(Configured):
     slots: ClassVar[tuple[str, ...]] = ()
     elementwise: ClassVar[bool] = True
     norm_of: ClassVar[str] = ""
+
+    @classmethod
+    def registered_as(cls, own: Mapping[str, Any]) -> None:
+        if isinstance(cls.slots, str):
+            raise RuleError(
+                field=f"transform {cls.name}, slots",
+                got=repr(cls.slots),
+                expected=f"a tuple of names: ({cls.slots!r},)",
+            )
+        if cls.norm_of not in ("", "variable", "model"):
+            raise RuleError(
+                field=f"transform {cls.name}, norm_of", got=repr(cls.norm_of), expected="'variable', 'model', or ''"
+            )
 
     def transform(self, ctx: Context, value: Floats, grad: Floats, *slots: Floats) -> Transformed:
         """The new gradient, or the new gradient and the new slots. Pure, as a rule's `update` is.

@@ -13,7 +13,7 @@ import pytest
 
 from protos.errors import RuleError, RuleFailed
 from ps.apply import apply, with_slots
-from ps.rules import Context, Sgd, Transform, UpdateRule, make_rule, registered
+from ps.rules import Context, Sgd, Transform, UpdateRule, make_rule, register, registered
 from ps.rules.configured import make
 from ps.rules.options import may_be_cut
 from ps.variable import Gradients, ShardState
@@ -28,7 +28,8 @@ EXAMPLES = {
     "scale_by_staleness": "scale_by_staleness(0.5)",
     "accumulate": "accumulate(2)",
 }
-every_transform = pytest.mark.parametrize("text", [EXAMPLES.get(name, name) for name in registered("transform")])
+OURS = [name for name, cls in registered("transform").items() if cls.__module__.startswith("ps.rules.")]
+every_transform = pytest.mark.parametrize("text", [EXAMPLES.get(name, name) for name in OURS])
 rng = np.random.default_rng(3)
 
 
@@ -158,6 +159,13 @@ def test_its_docstring_has_the_formula_and_says_where_it_comes_from(text: str) -
 def test_an_argument_that_makes_no_sense_is_refused_by_name(text: str, field: str) -> None:
     with pytest.raises(RuleError, match=rf"transform {text.partition('(')[0]}, argument {field}"):
         make_rule(f"sgd:transforms=[{text}]")
+
+
+@pytest.mark.parametrize(("attribute", "said"), [("slots", "sum"), ("norm_of", "modell")])
+def test_an_attribute_that_means_nothing_is_refused_when_a_transform_is_registered(attribute: str, said: str) -> None:
+    with pytest.raises(RuleError, match=rf"transform odd, {attribute}.*'{said}'"):
+        register("odd")(type("Odd", (Transform,), {attribute: said}))
+    assert "odd" not in registered("transform")
 
 
 def answering(answer: Any) -> Transform:

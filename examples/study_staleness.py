@@ -1,6 +1,6 @@
 """What does staleness do to update rules, and which of them bear it? A study with the simulator, on handwritten digits.
 
-    python examples/study_staleness.py --out study            some minutes
+    python examples/study_staleness.py --out study            ten minutes
     python examples/study_staleness.py --out study --quick    seconds: the same tables of runs too short to mean anything
 
 Part 1: eight workers work for the same virtual time in each mode, with and without a straggler. Part 2: one to 32 workers

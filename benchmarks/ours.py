@@ -11,14 +11,15 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from typing import Any
 
 from benchmarks.cases import LEARNING_RATE, Case, Shape, named
-from benchmarks.rounds import Missing, Subject
-from benchmarks.tasks import Message, Task, Tasks, answers, ask_all, follow_parent, serve, steps_for
+from benchmarks.rounds import Subject
+from benchmarks.tasks import Message, Tasks, answers, ask_all, follow_parent, serve, steps_for
 
 SWITCH = "PARAMSERVER_SHARED_MEMORY"
-TRANSPORTS = {"tcp": "0", "shared memory": "1"}
+TRANSPORTS = {"tcp": "false", "shared memory": "true"}
 
 
 class Ours:
@@ -38,12 +39,12 @@ class Ours:
     def subject(self, shape: Shape, case: Case, command: dict[str, Any] | None = None) -> Iterator[Subject]:
         """A cluster with this case on it. command: {"operation": "pull"} or "push", instead of push_pull."""
         with Tasks() as tasks:
-            workers = self.start(tasks, shape, case)
-            yield Subject(self.name, workers, command or {})
-            ask_all(workers, {"command": "leave"})
+            subject = self.start(tasks, shape, case)
+            yield replace(subject, command=command or {})
+            ask_all(subject.tasks, {"command": "leave"})
 
-    def start(self, tasks: Tasks, shape: Shape, case: Case, module: str = "benchmarks.ours") -> list[Task]:
-        """ps, and workers of `module`, with the model on the ps. Raises Missing if the bytes would go another way."""
+    def start(self, tasks: Tasks, shape: Shape, case: Case, module: str = "benchmarks.ours") -> Subject:
+        """ps, and workers of `module`, with the model on the ps. A remark tells of bytes that go another way."""
         cluster = cluster_of(shape)
         text = json.dumps(cluster)
         for index in range(shape.ps):
@@ -53,10 +54,10 @@ class Ours:
             tasks.start(f"worker {i}", module, "worker", text, str(i), case.name, environment=self.environment)
             for i in range(shape.workers)
         ]
-        for answer in ask_all(workers, {"command": "init"}):
-            if wrong := set(answer["transports"]) - {self.transport}:
-                raise Missing(f"the ps say that they use {', '.join(sorted(wrong))}")
-        return workers
+        used = {way for answer in ask_all(workers, {"command": "init"}) for way in answer["transports"]}
+        wrong = ", ".join(sorted(used - {self.transport}))
+        remark = f"what {case.name} moves goes over {wrong}, say the ps" if wrong else ""
+        return Subject(self.name, workers, remark=remark)
 
 
 def cluster_of(shape: Shape) -> dict[str, list[str]]:
@@ -69,12 +70,10 @@ def cluster_of(shape: Shape) -> dict[str, list[str]]:
 
 def transports() -> list[str]:
     """The ways there are in this version of ours: tcp, and shared memory if a client has that setting."""
-    import dataclasses
-
     from client.settings import Settings
 
     switch = SWITCH.removeprefix("PARAMSERVER_").lower()
-    switchable = any(each.name == switch for each in dataclasses.fields(Settings))
+    switchable = any(each.name == switch for each in fields(Settings))
     return ["tcp", "shared memory"] if switchable else ["tcp"]
 
 
@@ -104,8 +103,10 @@ class Worker:
         return self.transports()
 
     def transports(self) -> Message:
-        """How the bytes really go, as the ps say."""
-        return {"transports": [ps.get("transport", "tcp") for ps in self.server.status()["ps"]]}
+        """How the bytes of this worker really go, as the ps say."""
+        self.server.pull()  # a connection begins without
+        ways = [ps["workers"][self._index].get("transport") for ps in self.server.status()["ps"]]
+        return {"transports": [way if way in TRANSPORTS else "tcp" for way in ways]}
 
     def measure(self, operation: str, seconds: float) -> Message:
         """Steps per second of one operation; of `pull` alone, each pull of values that have changed since the last."""

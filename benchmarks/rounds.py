@@ -25,7 +25,8 @@ class Missing(Exception):
 class Subject:
     """Tasks that work together when they are given one command. answered: what they said last, which may be more.
 
-    restless: tasks that burn a core also while they wait, and so are paused between the turns.
+    restless: tasks that burn a core also while they wait, and so are paused between the turns. remark: what a reader of its
+    numbers should know.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Subject:
     command: dict[str, Any] = field(default_factory=dict)
     answered: list[Message] = field(default_factory=list)
     restless: list[Task] = field(default_factory=list)
+    remark: str = ""
 
     def measure(self, seconds: float) -> float:
         """Work for about so long: steps per second, of all tasks together. Raises TaskFailed."""

@@ -7,7 +7,7 @@ Next: transfers.py and training.py, the two other parts.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,14 +26,18 @@ KINDS = ("pss", "ours", "torch", "ray", "gloo", "limits")
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one case: series by name, in steps per second; why others are missing; other numbers."""
+    """What was measured of one case: series by name, in steps per second; why others are missing.
+
+    remarks: what a reader should know, by name. staleness: of the pushes, by name, where it was told.
+    """
 
     case: str
     bytes: int
     shape: Shape
     series: dict[str, Series]
     missing: dict[str, str] = field(default_factory=dict)
-    notes: dict[str, float] = field(default_factory=dict)
+    remarks: dict[str, str] = field(default_factory=dict)
+    staleness: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,12 @@ class Plan:
     done: Callable[[], None]
     say: Callable[[str], None]
 
-    def run(self, subjects: Sequence[Subject]) -> dict[str, Series]:
-        return run(subjects, self.rounds, self.seconds, self.done)
+    def row(self, label: str, case: Case, shape: Shape, subjects: Sequence[Subject], missing: dict[str, str]) -> Row:
+        """Let the subjects take their turns. label: what the row is called, mostly the case's name."""
+        series = run(subjects, self.rounds, self.seconds, self.done)
+        remarks = {subject.name: subject.remark for subject in subjects if subject.remark}
+        staleness = {each.name: each.answered[0]["staleness"] for each in subjects if "staleness" in each.answered[0]}
+        return Row(label, case.bytes, shape, series, missing, remarks, staleness)
 
 
 def contestants(kinds: Sequence[str]) -> list[Contestant]:
@@ -70,22 +78,22 @@ def measure(shape: Shape, cases: Sequence[Case], kinds: Sequence[str], plan: Pla
         missing: dict[str, str] = {}
         for contestant in contestants(kinds):
             plan.say(f"{shape}: {contestant.name} starts")
-            with _noted(contestant.name, missing):
+            with noted(contestant.name, missing):
                 openers[contestant.name] = clusters.enter_context(contestant.cluster(shape))
         for case in cases:
             with contextlib.ExitStack() as stack:
                 subjects, not_here = [], dict(missing)
                 for name, opener in openers.items():
                     plan.say(f"{shape}, {case.name}: {name} starts")
-                    with _noted(name, not_here):
+                    with noted(name, not_here):
                         subjects.append(stack.enter_context(opener(case)))
                 plan.say(f"{shape}, {case.name}")
-                rows.append(Row(case.name, case.bytes, shape, plan.run(subjects), not_here))
+                rows.append(plan.row(case.name, case, shape, subjects, not_here))
     return rows
 
 
 @contextlib.contextmanager
-def _noted(name: str, missing: dict[str, str]) -> Any:
+def noted(name: str, missing: dict[str, str]) -> Iterator[None]:
     """Why a contestant is not there becomes a note; a failure too, unless it is one of ours."""
     try:
         yield

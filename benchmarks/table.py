@@ -97,7 +97,7 @@ def training_table(rows: Sequence[Row]) -> Table:
         cells = [row.case, *(_cell(row.series.get(name)) for name in (COMPUTE, PUSH_PULL, *ways))]
         cells += [_cell(row.series[way].over(slower(row))) for way in ways]
         if prefetch:
-            cells.append(f"{row.notes.get(f'staleness, {PREFETCH}', 0.0):.2f}")
+            cells.append(f"{row.staleness.get(PREFETCH, 0.0):.2f}")
         if pss:
             cells += [_cell(row.series[PSS]), _cell(row.series[ways[-1]].over(row.series[PSS]), "×")]
         table.add_row(*cells)
@@ -110,10 +110,10 @@ def slower(row: Row) -> Series:
     return Series([min(pair) for pair in pairs])
 
 
-def missing(rows: Sequence[Row]) -> list[str]:
-    """Who was not there, and why: each reason once."""
-    found = {f"{name}: {reason}" for row in rows for name, reason in row.missing.items()}
-    return sorted(found)
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """Who was not there, and why, and what else to know: each once."""
+    absent = {f"not measured: {name}: {reason}" for row in rows for name, reason in row.missing.items()}
+    return sorted(absent | {f"{name}: {remark}" for row in rows for name, remark in row.remarks.items()})
 
 
 def as_json(row: Row) -> dict[str, Any]:
@@ -132,7 +132,8 @@ def as_json(row: Row) -> dict[str, Any]:
         "steps_per_s": {name: _numbers(series) for name, series in row.series.items()},
         "ratios": ratios,
         "missing": row.missing,
-        "notes": row.notes,
+        "remarks": row.remarks,
+        "staleness": row.staleness,
     }
 
 

@@ -19,7 +19,6 @@ from typing import Any
 from benchmarks.cases import LEARNING_RATE, Case, Shape, named
 from benchmarks.ours import Ours, Worker
 from benchmarks.peers import require
-from benchmarks.rounds import Subject
 from benchmarks.steps import Plan, Row
 from benchmarks.tasks import Message, Tasks, answers, ask_all, follow_parent, serve, steps_for
 from benchmarks.tf_pss import ParameterServerStrategy
@@ -40,25 +39,17 @@ def measure(transport: str, cases: Sequence[Case], plan: Plan, *, pss: bool) -> 
             with contextlib.ExitStack() as stack:
                 plan.say(f"real gradients, {case.name}, {transport}")
                 subjects = [stack.enter_context(opener(case))] if opener is not None else []
-                workers = Ours(transport).start(stack.enter_context(Tasks()), Shape(), case, "benchmarks.training")
-                ours = Subject("", workers)
+                ours = Ours(transport).start(stack.enter_context(Tasks()), Shape(), case, "benchmarks.training")
                 subjects += [
                     replace(ours, name=name, command={"operation": name}) for name in (COMPUTE, PUSH_PULL, BOTH)
                 ]
-                missing = {}
-                if workers[0].ask({"command": "ways"})["prefetch"]:
+                missing: dict[str, str] = {}
+                if ours.tasks[0].ask({"command": "ways"})["prefetch"]:
                     subjects.append(replace(ours, name=PREFETCH, command={"operation": PREFETCH}))
                 else:
                     missing[PREFETCH] = "worker.train has none in this version"
-                series = plan.run(subjects)
-                notes = {
-                    f"staleness, {subject.name}": answer["staleness"]
-                    for subject in subjects
-                    for answer in subject.answered
-                    if "staleness" in answer
-                }
-                rows.append(Row(f"{case.name}, {transport}", case.bytes, Shape(), series, missing, notes))
-                ask_all(workers, {"command": "leave"})
+                rows.append(plan.row(f"{case.name}, {transport}", case, Shape(), subjects, missing))
+                ask_all(ours.tasks, {"command": "leave"})
     return rows
 
 

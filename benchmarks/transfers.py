@@ -36,7 +36,7 @@ def large(transport: str, plan: Plan, count_bytes: int = LARGE_BYTES) -> Row:
             replace(whole, name=ONE_VARIABLE),
             replace(parts, name=MANY_VARIABLES),
         ]
-        return Row(transport, count_bytes, Shape(), plan.run(subjects))
+        return plan.row(transport, one, Shape(), subjects, {})
 
 
 def two_workers(transport: str, cases: Sequence[Case], plan: Plan) -> list[Row]:
@@ -50,5 +50,5 @@ def two_workers(transport: str, cases: Sequence[Case], plan: Plan) -> list[Row]:
                 replace(stack.enter_context(ours.subject(Shape(workers), case)), name=name)
                 for workers, name in ((1, ONE_WORKER), (2, TWO_WORKERS))
             ]
-            rows.append(Row(f"{case.name}, {transport}", case.bytes, Shape(), plan.run(subjects)))
+            rows.append(plan.row(f"{case.name}, {transport}", case, Shape(), subjects, {}))
     return rows

@@ -159,8 +159,8 @@ def _print(console: Console, about: dict[str, Any], results: Results) -> None:
         measured = [row for row in rows if row.series]
         for make in TABLES[part] if measured else ():
             console.print(make(measured))
-        for line in table.missing(rows):
-            console.print(f"[dim]not measured: {line}[/dim]", highlight=False)
+        for line in table.remarks(rows):
+            console.print(line, style="dim", highlight=False, markup=False)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""How are rows shown, and written down? Tables for people, plain dicts for a JSON file.
+"""How are rows shown, and written down? Tables for people and for a README, plain dicts for a JSON file.
 
 A number is the median of the rounds, with the least and the most below it. A ratio is taken within each round. It must not
 know how anything was measured. Next: vs_tf_pss.py, the program.
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from benchmarks.limits import MEMCPY, TCP
 from benchmarks.rounds import Series
@@ -114,6 +115,19 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     """Who was not there, and why, and what else to know: each once."""
     absent = {f"not measured: {name}: {reason}" for row in rows for name, reason in row.missing.items()}
     return sorted(absent | {f"{name}: {remark}" for row in rows for name, remark in row.remarks.items()})
+
+
+def as_markdown(table: Table) -> str:
+    """The same table for a README: a cell's second line in brackets."""
+
+    def plain(cell: Any) -> str:
+        first, _, second = Text.from_markup(str(cell)).plain.partition("\n")
+        return f"{first} ({second})" if second else first
+
+    cells = zip(*([plain(column.header), *map(plain, column.cells)] for column in table.columns))
+    head, *rows = (f"| {' | '.join(row)} |" for row in cells)
+    lines = "|".join(" ---: " if column.justify == "right" else " --- " for column in table.columns)
+    return "\n".join([f"**{table.title}**", "", head, f"|{lines}|", *rows, ""])
 
 
 def as_json(row: Row) -> dict[str, Any]:

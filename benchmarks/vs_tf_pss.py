@@ -74,6 +74,9 @@ COUNTS = _listed(("1", "2", "3", "4"))
     "--quick", is_flag=True, help="A look at whether all works: short turns, 1 worker and 1 ps, 1 MB for 32 MB."
 )
 @click.option("--json", "out", type=click.Path(dir_okay=False, path_type=Path), help="Write every number there too.")
+@click.option(
+    "--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Write the tables there, for a README."
+)
 def main(
     cases: tuple[str, ...],
     workers: tuple[str, ...],
@@ -84,6 +87,7 @@ def main(
     parts: tuple[str, ...],
     quick: bool,
     out: Path | None,
+    markdown: Path | None,
 ) -> None:
     """Measure ours against TensorFlow's ParameterServerStrategy, other peers, and the machine's limits.
 
@@ -127,6 +131,8 @@ def main(
             raise click.ClickException(str(error)) from None
     about["load after"] = f"{machine.load():.1f}"
     _print(console, about, results)
+    if markdown is not None:
+        markdown.write_text(_markdown(about, results), encoding="utf-8")
     if out is not None:
         record = {part: [table.as_json(row) for row in rows] for part, rows in results.items()}
         out.write_text(json.dumps({"machine": about, **record}, indent=2) + "\n", encoding="utf-8")
@@ -156,11 +162,25 @@ def _print(console: Console, about: dict[str, Any], results: Results) -> None:
     for name, value in about.items():
         console.print(f"{name}: {value}", highlight=False)
     for part, rows in results.items():
-        measured = [row for row in rows if row.series]
-        for make in TABLES[part] if measured else ():
-            console.print(make(measured))
+        for shown in _tables(part, rows):
+            console.print(shown)
         for line in table.remarks(rows):
             console.print(line, style="dim", highlight=False, markup=False)
+
+
+def _markdown(about: dict[str, Any], results: Results) -> str:
+    lines = [f"- {name}: {value}" for name, value in about.items()] + [""]
+    for part, rows in results.items():
+        lines += [table.as_markdown(shown) for shown in _tables(part, rows)]
+        remarks = table.remarks(rows)
+        lines += [f"- {line}" for line in remarks] + [""] * bool(remarks)
+    return "\n".join(lines)
+
+
+def _tables(part: str, rows: list[Row]) -> list[Table]:
+    """Of the rows with a measurement; none without."""
+    measured = [row for row in rows if row.series]
+    return [make(measured) for make in TABLES[part]] if measured else []
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -16,11 +16,12 @@ QUICK = ("-m", "benchmarks.vs_tf_pss", "--quick", "--cases", "tiny", "--rounds",
 
 
 def test_it_measures_tells_and_leaves_nothing_behind(programs: Programs) -> None:
-    out = programs.directory / "result.json"
-    program = programs.python(*QUICK, "--contestants", "ours,limits", "--json", out)
+    out, markdown = programs.directory / "result.json", programs.directory / "table.md"
+    program = programs.python(*QUICK, "--contestants", "ours,limits", "--json", out, "--markdown", markdown)
     assert program.wait() == 0, program.text()
     programs.assert_none_left()
     assert "Steps per second" in program.stdout and "tiny" in program.stdout
+    assert "| tiny (64 B) | 1 | 1 |" in markdown.read_text(encoding="utf-8")
     (row,) = json.loads(out.read_text(encoding="utf-8"))["steps"]
     assert (row["case"], row["bytes"], row["workers"], row["ps"]) == ("tiny", 64, 1, 1)
     assert {"ours", "raw TCP", "memcpy"} <= set(row["steps_per_s"])

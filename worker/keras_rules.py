@@ -112,7 +112,7 @@ def _refuse_exclusions(optimizer: Any) -> None:
             field="weight_decay",
             got=f"exclude_from_weight_decay of {pattern.pattern if pattern is not None else f'{len(variables)} variables'}",
             expected="a decay of all variables, or of none",
-            hint=f"A rule can look at ctx.variable, the name. {_YOUR_OWN}",
+            hint=f"A rule with needs_variable = True can look at ctx.variable, the name. {_YOUR_OWN}",
         )
 
 

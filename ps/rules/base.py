@@ -40,7 +40,7 @@ class Context:
     read_value: the value the gradient was computed at, same shape as value; only for rules with `needs_read_value`.
     norm: the Euclidean norm that a transform asked for (Transform.norm_of); 0 for all others.
     push: pushes applied before this one; the same as `step` without accumulation.
-    variable: the variable's name.
+    variable: the variable's name; for rules and transforms with `needs_variable`, as others get several at once.
     """
 
     step: int
@@ -70,6 +70,8 @@ class UpdateRule(Configured):
     elementwise: ClassVar[bool] = True
     # True asks for `ctx.read_value`.
     needs_read_value: ClassVar[bool] = False
+    # True asks for `ctx.variable`, and for the name in `init_slot_of`: each variable is then kept whole, apart from others.
+    needs_variable: ClassVar[bool] = False
     # True promises that `update` is a few numpy operations and waits for nothing: a small update is then made at once, and
     # not in a thread of its own. Not inherited: a subclass promises for itself.
     quick: ClassVar[bool] = False
@@ -120,7 +122,7 @@ class UpdateRule(Configured):
         return np.zeros_like(value)
 
     def init_slot_of(self, variable: str, name: str, value: Floats) -> Floats:
-        """The same, for a rule whose slots depend on the variable's name."""
+        """The same, for a rule whose slots depend on the variable's name (`needs_variable`)."""
         return self.init_slot(name, value)
 
     def rate_at(self, step: int) -> float:

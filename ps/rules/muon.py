@@ -43,6 +43,7 @@ class Muon(UpdateRule):
     rms_rate: float | None = 0.2
     slots = ("momentum", "velocity")
     elementwise = False  # a matrix is multiplied with itself
+    needs_variable = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -51,8 +51,11 @@ def pushes_a_step(rule: UpdateRule) -> int:
 
 
 def may_be_cut(rule: UpdateRule) -> bool:
-    """Whether a variable may be held in parts without any difference in the result."""
-    return rule.elementwise and all(stage.elementwise and stage.norm_of != "variable" for stage in stages(rule))
+    """Whether a variable may be held in parts, or packed with others, without any difference in the result."""
+    together = rule.elementwise and not rule.needs_variable
+    return together and all(
+        stage.elementwise and not stage.needs_variable and stage.norm_of != "variable" for stage in stages(rule)
+    )
 
 
 def uses_norm(rule: UpdateRule) -> bool:

@@ -4,6 +4,7 @@ A gradient transform is a pure function of a gradient (and, if it asks, of the v
 compose: a rule's `transforms` are made in order, each on what the one before it made.
 
     elementwise        fed flat blocks, or the rows of a sparse gradient; else the whole variable, which then is never cut
+    needs_variable     ctx.variable is the name of one variable, which then is kept whole
     norm_of            "variable" or "model": ctx.norm is the norm of the gradient of the variable, or of all variables
                        on all ps together
     slots              state per variable, as a rule's; a sparse gradient then becomes a dense one
@@ -35,6 +36,7 @@ class Transform(Configured):
     kind: ClassVar[str] = "transform"
     slots: ClassVar[tuple[str, ...]] = ()
     elementwise: ClassVar[bool] = True
+    needs_variable: ClassVar[bool] = False
     norm_of: ClassVar[str] = ""
 
     @classmethod

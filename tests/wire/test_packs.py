@@ -18,6 +18,7 @@ import client
 import ps
 from client import partitioner
 from protos.errors import NonFiniteGradient, RowOutOfRange
+from ps.rules import Transform, UpdateRule, register
 from tests.harness.state import refused
 
 rng = np.random.default_rng(3)
@@ -33,6 +34,38 @@ VALUES: dict[str, Any] = {
     "large": rng.normal(size=(200, 100)).astype("f"),
     "count": np.arange(3),
 }
+NAMES: list[str] = []
+
+
+@register("spares_biases")
+class SparesBiases(UpdateRule):
+    """w ← w (1 - η) - η g, biases not decayed. Keeps the names it was told."""
+
+    needs_variable = True
+
+    def init_slot_of(self, variable: str, name: str, value: Any) -> Any:
+        return np.full_like(value, len(variable))
+
+    slots = ("letters",)
+
+    def update(self, ctx: Any, value: Any, grad: Any, letters: Any) -> Any:
+        assert (letters == len(ctx.variable)).all()
+        NAMES.append(ctx.variable)
+        decay = 0 if "bias" in ctx.variable else ctx.learning_rate
+        return value - decay * value - ctx.learning_rate * grad, letters
+
+
+@register("remembers_names")
+class RemembersNames(Transform):
+    """g ← g, and the name is kept."""
+
+    needs_variable = True
+
+    def transform(self, ctx: Any, value: Any, grad: Any, *slots: Any) -> Any:
+        NAMES.append(ctx.variable)
+        return grad
+
+
 TRAINABLE = [name for name in VALUES if name != "count"]
 
 
@@ -158,3 +191,15 @@ def test_the_status_and_the_story_speak_of_variables() -> None:
         assert server.status()["ps"][0]["partitions"] == len(VALUES)
         (event,) = [event for event in local.stories()[0] if event.kind == "init"]
         assert sorted(event.names) == sorted(VALUES)
+
+
+@pytest.mark.parametrize("rule", ["spares_biases:learning_rate=0.5", "sgd:transforms=[remembers_names]"])
+def test_a_rule_or_a_transform_that_asks_for_the_variable_gets_each_by_its_name(rule: str) -> None:
+    NAMES.clear()
+    with ps.LocalCluster(2, rule=rule) as local, client.connect(local.cluster, worker=0) as server:
+        server.init(VALUES, partitioner=client.FixedShardsPartitioner(2))
+        values, _ = server.push_pull({name: np.zeros_like(VALUES[name]) for name in TRAINABLE})
+    assert set(NAMES) == set(TRAINABLE) - {"empty"}
+    if rule.startswith("spares"):
+        np.testing.assert_array_equal(values["a/bias"], VALUES["a/bias"])
+        np.testing.assert_array_equal(values["a/kernel"], VALUES["a/kernel"] / 2)

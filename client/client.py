@@ -262,20 +262,16 @@ class Client:
         receiver = Receiver(model, list(model.variables), {})
         fanout = self._fanout(session)
         answers = fanout.push(headers, makers, receiver, wait_s, leader_first=self._leader_first)
-        nothing: list[MakeBlocks] = [lambda: iter(())] * model.num_ps
-        versions = fanout.pull(
-            pull_headers(model, None, wait_s),
-            nothing,
-            receiver,
-            wait_s,
-            first=answers,
-            one_version=self._one_version,
-        )
+        versions = tuple(answer.version for answer in answers)
+        if self._one_version and len(set(versions)) > 1:  # some shards lag behind: ask them again
+            nothing: list[MakeBlocks] = [lambda: iter(())] * model.num_ps
+            again = pull_headers(model, None, wait_s)
+            versions = fanout.pull(again, nothing, receiver, wait_s, first=answers, one_version=True)
         values = self._pulled(session, receiver, versions)
         result = push_result(answers, headers[0].sequence)
-        completed = result.outcome == "buffered" and min(versions) > min(at)
-        outcome = "applied" if completed else result.outcome
-        return values, replace(result, outcome=outcome, version=versions)
+        if result.outcome == "buffered" and min(versions) > min(at):
+            result = replace(result, outcome="applied")
+        return values, result if result.version == versions else replace(result, version=versions)
 
     @property
     def _one_version(self) -> bool:
@@ -371,7 +367,7 @@ class Client:
         return self._settings.wait_timeout_s if wait_timeout_s is None else seconds("wait_timeout_s", wait_timeout_s)
 
     def _fanout(self, session: Session) -> Fanout:
-        return Fanout(session, self._settings)
+        return Fanout(session, self._settings, self._model.shard_bytes if self._model is not None else ())
 
 
 def _table_blocks(table: list[pb.PartitionSpec], arrays: Mapping[str, Array]) -> MakeBlocks:

@@ -23,6 +23,7 @@ def connect(
     connect_timeout_s: float | None = None,
     wait_timeout_s: float | None = None,
     retry_budget_s: float | None = None,
+    shared_memory: bool | None = None,
 ) -> Client:
     """Join every ps of a cluster and return a Client.
 
@@ -37,6 +38,7 @@ def connect(
         connect_timeout_s=connect_timeout_s,
         wait_timeout_s=wait_timeout_s,
         retry_budget_s=retry_budget_s,
+        shared_memory=shared_memory,
     )
     task: Task | None = None
     if cluster is None:

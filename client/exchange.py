@@ -35,6 +35,7 @@ class Exchange:
 
     header: its sequence is what makes a second try safe. quiet_s: how long nothing may move before it is given up.
     receiver: takes the blocks of the reply, if any are expected. rejoin: joins again, in a time.
+    shard_bytes: how much a push or a reply may carry, for which shared memory is worth having; 0 for none.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class Exchange:
         *,
         quiet_s: float,
         rejoin: Callable[[Peer, float | None], object],
+        shard_bytes: int = 0,
     ) -> None:
         self.peer, self.header, self.session, self.blocks, self.receiver = peer, header, session, blocks, receiver
-        self._quiet_s, self._rejoin = quiet_s, rejoin
+        self._quiet_s, self._rejoin, self._shard_bytes = quiet_s, rejoin, shard_bytes
         self._stream: Stream | None = None
         self._broken_by: ParameterServerError = PeerUnavailable()
 
@@ -58,17 +60,24 @@ class Exchange:
         while self._stream is None:
             with contextlib.suppress(CutByFork):
                 self._stream = self.peer.take_stream()
-        self._stream.send(self._requests(self._stream.fresh))
-        self._stream.fresh = False
+        self._stream.send(self._requests(self._stream, self._header(self._stream)))
         return self
 
-    def _requests(self, fresh: bool) -> Iterator[bytes]:
+    def _header(self, stream: Stream) -> pb.Header:
+        """The operation's header with what this stream has to say besides."""
         header = pb.Header()
         header.CopyFrom(self.header)
-        if fresh:
-            header.session = self.session
+        if stream.fresh:
+            header.session, stream.fresh = self.session, False
+        if self.peer.shares_memory and (offer := stream.sharing.offer(self._shard_bytes)) is not None:
+            header.segment.CopyFrom(offer)
+        if self.receiver is not None:
+            header.reply_offset, header.reply_bytes = stream.sharing.reply_place()
+        return header
+
+    def _requests(self, stream: Stream, header: pb.Header) -> Iterator[bytes]:
         first = True
-        for group, last in batches(self.blocks()):
+        for group, last in batches(stream.sharing.filled(self.blocks())):
             yield encode_request(header if first else None, group, last)
             first = False
 
@@ -116,12 +125,14 @@ class Exchange:
                 while True:
                     reply = decode_reply(stream.receive())
                     if reply.error is not None:
+                        self._hear_of_memory(stream, False)
                         raise status.from_message(reply.error).at(self.peer.index, self.peer.address)
                     if reply.answer is not None:
                         answer = reply.answer
+                        self._hear_of_memory(stream, answer.segment_mapped)
                     if self.receiver is not None:
                         for block in reply.blocks:
-                            self.receiver.take(self.peer.index, block)
+                            self.receiver.take(self.peer.index, stream.sharing.fetched(block))
                     if reply.last:
                         break
             except ParameterServerError:
@@ -139,6 +150,12 @@ class Exchange:
                 raise
         self._release(stream)
         return answer
+
+    def _hear_of_memory(self, stream: Stream, mapped: bool) -> None:
+        """The first answer after an offer says whether the ps could take it. A refused operation says nothing about it."""
+        if stream.sharing.offered:
+            stream.sharing.answered(mapped)
+            self.peer.shares_memory = mapped
 
     def _release(self, stream: Stream) -> None:
         stream.watched = None

@@ -24,11 +24,16 @@ MARGIN_S = 10.0
 
 
 class Fanout:
-    """Operations on all ps of a session. wait_s: how long a ps may let the call wait; receiver: takes what they send."""
+    """Operations on all ps of a session.
 
-    def __init__(self, session: Session, settings: Settings) -> None:
+    shard_bytes: how many each ps holds, once the model is known. wait_s: how long a ps may let the call wait; receiver: takes
+    what they send.
+    """
+
+    def __init__(self, session: Session, settings: Settings, shard_bytes: Sequence[int] = ()) -> None:
         self._session = session
         self._settings = settings
+        self._shard_bytes = shard_bytes if settings.shared_memory else ()
         self._retry = Retry(budget_s=settings.retry_budget_s)
 
     def on_all(
@@ -158,6 +163,7 @@ class Fanout:
                 receiver,
                 quiet_s=quiet_s,
                 rejoin=session.rejoin,
+                shard_bytes=self._shard_bytes[index] if self._shard_bytes else 0,
             ).begin()
             for index in indices
         ]

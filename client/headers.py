@@ -5,6 +5,7 @@ It must not know connections. Next: protos/parameter_server.proto (what the fiel
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 
@@ -66,7 +67,7 @@ def _is_version(number: object) -> bool:
 
 def milliseconds(seconds: float) -> int:
     """Rounded up: a short wait is not none."""
-    return int(np.ceil(seconds * 1000))
+    return math.ceil(seconds * 1000)
 
 
 def positive(number: float, field: str) -> float:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from client.outgoing import MakeBlocks, Outgoing
 from protos import parameter_server_pb2 as pb
-from protos.codec import Array, dtype_of, to_array
+from protos.codec import PAGE_BYTES, Array, dtype_of, to_array
 from protos.errors import (
     DtypeMismatch,
     InternalError,
@@ -29,6 +29,7 @@ from protos.errors import (
     UnknownVariable,
 )
 from protos.rows import summed_rows
+from protos.segment import ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ class Model:
             dtype = dtype_of(spec.dtype, name)
             self.variables[name] = Variable(name, dtype, tuple(spec.shape), spec.trainable, tuple(places))
             self._check_complete(self.variables[name])
+        # How many bytes of values each ps holds, each page at the next multiple of what shared memory aligns it to.
+        self.shard_bytes = [sum(map(_aligned_bytes, description.partitions)) for description in descriptions]
         # By ps and partition id: which variables, and the places in them, in the order of their elements.
         self._at: dict[tuple[int, int], list[tuple[Variable, Place]]] = {}
         for variable in self.variables.values():
@@ -172,6 +175,11 @@ class Model:
     def at(self, ps: int, partition: int) -> list[tuple[Variable, Place]]:
         """Which variable, and where in it, a partition of a ps is; of a pack, all of them in the order of their elements."""
         return self._at[ps, partition]
+
+
+def _aligned_bytes(spec: pb.PartitionSpec) -> int:
+    nbytes: int = sum(_elements(part) * dtype_of(part.variable.dtype).itemsize for part in spec.members or [spec])
+    return nbytes + (nbytes // PAGE_BYTES * 2 + 2) * ALIGNMENT
 
 
 def _elements(spec: pb.PartitionSpec) -> int:

@@ -155,6 +155,9 @@ def _children_environment(
     help="Each ps writes the run, gradients and all, as FILE.psN: `python -m ps.replay FILE` makes it again.",
 )
 @click.option(
+    "--no-shared-memory", is_flag=True, help="Exchange values and gradients through connections, not shared memory."
+)
+@click.option(
     "--lease",
     type=click.FloatRange(0.1),
     callback=_finite,

@@ -4,6 +4,7 @@ PARAMSERVER_RUN_ID             identity of the job
 PARAMSERVER_CONNECT_TIMEOUT_S  how long to wait for a ps that is not up (60)
 PARAMSERVER_WAIT_TIMEOUT_S     how long a barrier, or a reply, may take (300)
 PARAMSERVER_RETRY_BUDGET_S     how long a broken call is tried again (10)
+PARAMSERVER_SHARED_MEMORY      whether to use shared memory with a ps on this host (true)
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from client.arguments import printable
+from client.arguments import flag, printable
 from protos.errors import InvalidInput
 
 # A century: what is longer is a mistake, and what a deadline cannot hold.
@@ -22,12 +23,13 @@ MOST_S = 100 * 365 * 86400.0
 
 @dataclass(frozen=True)
 class Settings:
-    """Seconds, except run_id, which is empty to take whatever the first ps says."""
+    """Seconds, but run_id, which is empty to take whatever the first ps says, and shared_memory: whether to use it."""
 
     run_id: str
     connect_timeout_s: float
     wait_timeout_s: float
     retry_budget_s: float
+    shared_memory: bool = True
 
 
 def resolve(
@@ -36,6 +38,7 @@ def resolve(
     connect_timeout_s: float | None = None,
     wait_timeout_s: float | None = None,
     retry_budget_s: float | None = None,
+    shared_memory: bool | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Settings:
     """The settings in force. InvalidInput, by name, for what is not a number of seconds."""
@@ -51,7 +54,18 @@ def resolve(
         connect_timeout_s=pick("connect_timeout_s", connect_timeout_s, 60.0),
         wait_timeout_s=pick("wait_timeout_s", wait_timeout_s, 300.0),
         retry_budget_s=pick("retry_budget_s", retry_budget_s, 10.0),
+        shared_memory=_switch(environ.get("PARAMSERVER_SHARED_MEMORY") or "true")
+        if shared_memory is None
+        else flag("shared_memory", shared_memory),
     )
+
+
+def _switch(text: str) -> bool:
+    """What an environment variable says, in the words that the programs' flags take too."""
+    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.strip().lower() not in known:
+        raise InvalidInput(field="PARAMSERVER_SHARED_MEMORY", got=repr(text), expected="true or false")
+    return known[text.strip().lower()]
 
 
 def seconds(field: str, value: float | str) -> float:

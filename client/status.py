@@ -66,6 +66,7 @@ def ps_status(peer: Peer, reply: pb.StatusReply) -> dict[str, Any]:
                 "clock": worker.clock,
                 "origin": worker.origin,
                 "waiting_for": worker.waiting_for,
+                "transport": "shared memory" if worker.shared_memory else "connection",
             }
             for worker in reply.workers
         ],

@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 
 from client.fork import CutByFork, Gate
+from client.sharing import Sharing
 from client.watchdog import Watchdog, Watched
 from protos import parameter_server_pb2 as pb
 from protos import status
@@ -55,6 +56,7 @@ class Stream:
         self._outbox: queue.SimpleQueue[Iterator[bytes] | None] = queue.SimpleQueue()
         self.watched: Watched | None = None
         self.fresh = True  # whether the session has still to be said on it
+        self.sharing = Sharing()
         # Bytes in, bytes out: protos/wire.py puts these messages together, without protobuf's copies.
         self.call: Any = channel.stream_stream(method.path)(self._requests())
 
@@ -83,6 +85,7 @@ class Stream:
     def close(self) -> None:
         """Cancel it, and let go of it."""
         self._outbox.put(None)
+        self.sharing.close()
         call, self.call = self.call, None
         if call is not None:
             call.cancel()
@@ -117,6 +120,7 @@ class Peer:
         self._streams: set[Stream] = set()
         self._idle: list[Stream] = []
         self._calls: set[Any] = set()
+        self.shares_memory = True  # until it says that it cannot
 
     def __repr__(self) -> str:
         joined = "joined" if self.joined else "not joined"

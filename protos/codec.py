@@ -40,6 +40,8 @@ STATE_DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "u
 DTYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in TRAINABLE_DTYPES + STATE_DTYPES
 }
+# The same, to look up without asking for a name, which takes longer than all else that is done with a small array.
+_CARRIED = frozenset(DTYPES.values())
 INDEX_DTYPE = np.dtype("<i8")
 
 if sys.byteorder != "little":  # pragma: no cover - no such machine is supported by TensorFlow either
@@ -82,6 +84,8 @@ def to_array(value: npt.ArrayLike, field: str) -> Array:
         raise errors.ShapeMismatch(field=field, got=error, expected="an array, or lists of equal lengths") from None
     except (TypeError, RuntimeError) as error:  # of an object that pretends, such as a tensor without a value
         raise errors.InvalidInput(field=field, got=f"{type(value).__name__} ({error})", expected="an array") from None
+    if array.dtype in _CARRIED and array.flags.c_contiguous:
+        return array
     if array.dtype.name not in DTYPES:
         raise errors.DtypeMismatch(field=field, got=array.dtype.name, expected=", ".join(DTYPES))
     return np.asarray(array, dtype=DTYPES[array.dtype.name], order="C")

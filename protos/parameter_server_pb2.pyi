@@ -188,7 +188,7 @@ class DescribeReply(_message.Message):
     def __init__(self, partitions: _Optional[_Iterable[_Union[PartitionSpec, _Mapping]]] = ..., configuration: _Optional[_Union[Configuration, _Mapping]] = ..., version: _Optional[int] = ..., initialized: bool = ..., wants_gradient_norm: bool = ..., has_averages: bool = ...) -> None: ...
 
 class Header(_message.Message):
-    __slots__ = ("operation", "session", "sequence", "version", "partitions", "by_rows", "wait_ms", "seat", "table", "grant", "configuration", "at_least", "weight", "gradient_scale", "gradient_norm", "averages")
+    __slots__ = ("operation", "session", "sequence", "version", "partitions", "by_rows", "wait_ms", "seat", "table", "grant", "configuration", "at_least", "weight", "gradient_scale", "gradient_norm", "averages", "segment", "reply_offset", "reply_bytes")
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +205,9 @@ class Header(_message.Message):
     GRADIENT_SCALE_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     AVERAGES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    REPLY_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    REPLY_BYTES_FIELD_NUMBER: _ClassVar[int]
     operation: Operation
     session: str
     sequence: int
@@ -221,19 +224,40 @@ class Header(_message.Message):
     gradient_scale: float
     gradient_norm: float
     averages: bool
-    def __init__(self, operation: _Optional[_Union[Operation, str]] = ..., session: _Optional[str] = ..., sequence: _Optional[int] = ..., version: _Optional[int] = ..., partitions: _Optional[_Iterable[int]] = ..., by_rows: bool = ..., wait_ms: _Optional[int] = ..., seat: _Optional[_Union[Seat, str]] = ..., table: _Optional[_Iterable[_Union[PartitionSpec, _Mapping]]] = ..., grant: _Optional[int] = ..., configuration: _Optional[_Union[Configuration, _Mapping]] = ..., at_least: _Optional[int] = ..., weight: _Optional[float] = ..., gradient_scale: _Optional[float] = ..., gradient_norm: _Optional[float] = ..., averages: bool = ...) -> None: ...
+    segment: Segment
+    reply_offset: int
+    reply_bytes: int
+    def __init__(self, operation: _Optional[_Union[Operation, str]] = ..., session: _Optional[str] = ..., sequence: _Optional[int] = ..., version: _Optional[int] = ..., partitions: _Optional[_Iterable[int]] = ..., by_rows: bool = ..., wait_ms: _Optional[int] = ..., seat: _Optional[_Union[Seat, str]] = ..., table: _Optional[_Iterable[_Union[PartitionSpec, _Mapping]]] = ..., grant: _Optional[int] = ..., configuration: _Optional[_Union[Configuration, _Mapping]] = ..., at_least: _Optional[int] = ..., weight: _Optional[float] = ..., gradient_scale: _Optional[float] = ..., gradient_norm: _Optional[float] = ..., averages: bool = ..., segment: _Optional[_Union[Segment, _Mapping]] = ..., reply_offset: _Optional[int] = ..., reply_bytes: _Optional[int] = ...) -> None: ...
+
+class Segment(_message.Message):
+    __slots__ = ("pid", "fd", "nbytes", "nonce", "host")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FD_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    fd: int
+    nbytes: int
+    nonce: bytes
+    host: str
+    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., nbytes: _Optional[int] = ..., nonce: _Optional[bytes] = ..., host: _Optional[str] = ...) -> None: ...
 
 class Block(_message.Message):
-    __slots__ = ("partition", "page", "data", "indices")
+    __slots__ = ("partition", "page", "data", "indices", "shared_offset", "shared_bytes")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     PAGE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     partition: int
     page: int
     data: bytes
     indices: bytes
-    def __init__(self, partition: _Optional[int] = ..., page: _Optional[int] = ..., data: _Optional[bytes] = ..., indices: _Optional[bytes] = ...) -> None: ...
+    shared_offset: int
+    shared_bytes: int
+    def __init__(self, partition: _Optional[int] = ..., page: _Optional[int] = ..., data: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., shared_offset: _Optional[int] = ..., shared_bytes: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("header", "blocks", "last")
@@ -246,16 +270,18 @@ class Request(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., last: bool = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("outcome", "first", "staleness", "version")
+    __slots__ = ("outcome", "first", "staleness", "version", "segment_mapped")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_MAPPED_FIELD_NUMBER: _ClassVar[int]
     outcome: Outcome
     first: Outcome
     staleness: int
     version: int
-    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., first: _Optional[_Union[Outcome, str]] = ..., staleness: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+    segment_mapped: bool
+    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., first: _Optional[_Union[Outcome, str]] = ..., staleness: _Optional[int] = ..., version: _Optional[int] = ..., segment_mapped: bool = ...) -> None: ...
 
 class Reply(_message.Message):
     __slots__ = ("answer", "blocks", "last", "error")
@@ -289,20 +315,22 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "state", "generation", "clock", "origin", "waiting_for")
+    __slots__ = ("worker", "state", "generation", "clock", "origin", "waiting_for", "shared_memory")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
     worker: int
     state: str
     generation: int
     clock: int
     origin: str
     waiting_for: str
-    def __init__(self, worker: _Optional[int] = ..., state: _Optional[str] = ..., generation: _Optional[int] = ..., clock: _Optional[int] = ..., origin: _Optional[str] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+    shared_memory: bool
+    def __init__(self, worker: _Optional[int] = ..., state: _Optional[str] = ..., generation: _Optional[int] = ..., clock: _Optional[int] = ..., origin: _Optional[str] = ..., waiting_for: _Optional[str] = ..., shared_memory: bool = ...) -> None: ...
 
 class Counters(_message.Message):
     __slots__ = ("sent", "applied", "buffered", "stale", "duplicate", "refused", "pulls")

@@ -26,16 +26,25 @@ _HEADER, _BLOCKS, _LAST, _ERROR = (
     0x18,
     0x22,
 )  # of Request (header, blocks, last) and Reply (answer, …, error)
-_PARTITION, _PAGE, _DATA, _INDICES = 0x08, 0x10, 0x1A, 0x22  # of Block
+_PARTITION, _PAGE, _DATA, _INDICES, _OFFSET, _SHARED = 0x08, 0x10, 0x1A, 0x22, 0x28, 0x30  # of Block
 
 
 class Block(NamedTuple):
-    """A piece of one partition, as message Block has it. data and indices: bytes, or a view of the message they came in."""
+    """A piece of one partition, as message Block has it. data and indices: bytes, or a view of the message they came in.
+
+    shared_bytes: not 0 where the data is in shared memory instead, from shared_offset on.
+    """
 
     partition: int = 0
     page: int = 0
     data: Buffer = b""
     indices: Buffer = b""
+    shared_offset: int = 0
+    shared_bytes: int = 0
+
+    def in_shared_memory(self, offset: int) -> Block:
+        """The same block, its data lying there."""
+        return Block(self.partition, self.page, b"", self.indices, offset, len(self.data))
 
 
 class Request(NamedTuple):
@@ -103,7 +112,7 @@ def _encode(first: bytes | None, blocks: Iterable[Block], last: bool) -> bytes:
     parts: list[Any] = []
     if first is not None:
         parts += (b"\x0a", _varint(len(first)), first)
-    for partition, page, data, indices in blocks:
+    for partition, page, data, indices, shared_offset, shared_bytes in blocks:
         head = b""
         if partition:
             head += b"\x08" + _varint(partition)
@@ -113,12 +122,14 @@ def _encode(first: bytes | None, blocks: Iterable[Block], last: bool) -> bytes:
         if data_size := _nbytes(data):
             head += b"\x1a" + _varint(data_size)
             size = len(head) + data_size
+        tail, end = b"", b""
         if index_size := _nbytes(indices):
             tail = b"\x22" + _varint(index_size)
-            size += len(tail) + index_size
-            parts += (b"\x12", _varint(size), head, data, tail, indices)
-        else:
-            parts += (b"\x12", _varint(size), head, data)
+        if shared_offset:
+            end = b"\x28" + _varint(shared_offset)
+        if shared_bytes:
+            end += b"\x30" + _varint(shared_bytes)
+        parts += (b"\x12", _varint(size + len(tail) + index_size + len(end)), head, data, tail, indices, end)
     if last:
         parts.append(b"\x18\x01")
     return b"".join(parts)
@@ -188,6 +199,7 @@ def _decode_block(data: bytes, view: memoryview, at: int, end: int) -> Block:
     partition = page = 0
     payload: Buffer = b""
     indices: Buffer = b""
+    shared_offset = shared_bytes = 0
     newest = 0
     while at < end:
         tag = data[at]
@@ -205,11 +217,15 @@ def _decode_block(data: bytes, view: memoryview, at: int, end: int) -> Block:
         elif tag == _INDICES:
             indices = view[at : at + number]
             at += number
+        elif tag == _OFFSET:
+            shared_offset = number & 0xFFFFFFFFFFFFFFFF
+        elif tag == _SHARED:
+            shared_bytes = number & 0xFFFFFFFFFFFFFFFF
         else:
             raise _Unexpected
     if at != end or end > len(data):
         raise _Unexpected
-    return Block(partition, page, payload, indices)
+    return Block(partition, page, payload, indices, shared_offset, shared_bytes)
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
@@ -229,7 +245,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _blocks(message: pb.Request | pb.Reply) -> list[Block]:
-    return [Block(block.partition, block.page, block.data, block.indices) for block in message.blocks]
+    return [Block(b.partition, b.page, b.data, b.indices, b.shared_offset, b.shared_bytes) for b in message.blocks]
 
 
 __all__ = [

@@ -80,6 +80,12 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: float) -
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write down the run, gradients and all, as FILE.psN: `python -m ps.replay FILE` makes it again.",
 )
+@click.option(
+    "--shared-memory/--no-shared-memory",
+    default=True,
+    show_default=True,
+    help="Exchange values and gradients with workers on this host through shared memory.",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning"]), default="info", show_default=True)
 def main(
     cluster: str | None,
@@ -95,6 +101,7 @@ def main(
     run_id: str,
     story_dir: Path | None,
     record: Path | None,
+    shared_memory: bool,
     log_level: str,
 ) -> None:
     """One ps: holds a shard of the model and applies gradients to it, until every worker has left.
@@ -122,6 +129,7 @@ def main(
             lease_s=lease,
             story_dir=story_dir,
             record=record,
+            shared_memory=shared_memory,
         )
         asyncio.run(_serve(settings))
     except AddressInUse as error:
@@ -203,6 +211,7 @@ def _described(settings: Settings, run_id: str) -> str:
             *(f"{name} {value}" for name, value in extras.items() if value is not None),
             f"NaN and Inf {'refused' if settings.guard_nonfinite else 'accepted'}",
             f"lease {settings.lease_s:g} s",
+            *([] if settings.shared_memory else ["no shared memory"]),
             f"run id {run_id or 'as the first client says'}",
         ]
     )

@@ -8,6 +8,8 @@ Next: protos/wire.py (the messages), ps/intake.py (what is refused about blocks)
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import itertools
 import logging
 import math
@@ -21,7 +23,8 @@ from protos import parameter_server_pb2 as pb
 from protos import status
 from protos.codec import batches, sparse_blocks
 from protos.errors import InternalError, InvalidInput, NotJoined, ParameterServerError, UnknownVariable
-from protos.wire import Block, DecodeError, Request, decode_request, encode_reply
+from protos.segment import Address, Region, Segment
+from protos.wire import Block, Buffer, DecodeError, Request, decode_request, encode_reply
 from ps.accounting import PushResult
 from ps.aggregation import Contribution
 from ps.apply import AVERAGE
@@ -31,6 +34,7 @@ from ps.intake import Intake, partition_key
 from ps.membership import Session
 from ps.rules.options import averages
 from ps.shard import Shard
+from ps.updates import INLINE_BYTES
 from ps.variable import Indices, Paged, Partition, ShardState
 
 log = logging.getLogger("paramserver.ps")
@@ -44,58 +48,134 @@ NO_HEADER = pb.Header()
 
 
 class Exchanges:
-    """The Exchange streams of one shard."""
+    """The Exchange streams of one shard. shared_memory: whether to take what clients on this host offer."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, *, shared_memory: bool = True) -> None:
         self.shard = shard
+        self.shared_memory = shared_memory
+        self._streams: set[_Stream] = set()
 
     async def handle(self, unused: Any, context: Context) -> None:
         """One stream, from its first message to its end."""
-        session_id = ""
-        while (request := await _next_request(context)) is not None:
-            header = request.header or NO_HEADER
-            session_id = header.session or session_id
-            operation: _Operation | None = None
-            error: ParameterServerError | None = None
-            try:
-                operation = _Operation(self.shard, session_id, header)
-            except ParameterServerError as refusal:
-                error = refusal
-            while True:  # read to the operation's end in any case: the next operation begins there
-                if operation is not None and error is None:
-                    try:
-                        for block in request.blocks:
-                            operation.intake.add(block)
-                    except ParameterServerError as refusal:
-                        error = refusal
-                if request.last:
-                    break
-                following = await _next_request(context)
-                if following is None:
-                    return
-                request = following
-            del request
-            if error is not None and header.operation in PUSHES:
-                self.shard.counters.refused += 1  # what the shard itself refuses, it counts
+        stream = _Stream(self.shard, context, self.shared_memory)
+        self._streams.add(stream)
+        try:
+            while await stream.operation():
+                pass
+        finally:
+            self._streams.discard(stream)
+
+    def with_shared_memory(self) -> set[str]:
+        """The sessions that have a stream with shared memory."""
+        return {stream.session_id for stream in self._streams if stream.segment is not None}
+
+
+class _Stream:
+    """One stream: whose it is, and the shared memory that goes with it."""
+
+    def __init__(self, shard: Shard, context: Context, shared_memory: bool) -> None:
+        self.shard, self.context = shard, context
+        self.session_id = ""
+        self.segment: Segment | None = None
+        self._may_share = shared_memory
+
+    async def operation(self) -> bool:
+        """Take one operation and answer it; False at the end of the stream."""
+        request = await _next_request(self.context)
+        if request is None:
+            return False
+        header = request.header or NO_HEADER
+        self.session_id = header.session or self.session_id
+        operation: _Operation | None = None
+        region: Region | None = None
+        error: ParameterServerError | None = None
+        try:
+            operation = _Operation(self.shard, self.session_id, header)
+            region = self._reply_region(header)
+        except ParameterServerError as refusal:
+            error = refusal
+        while True:  # read to the operation's end in any case: the next operation begins there
             if operation is not None and error is None:
                 try:
-                    answer, blocks = await operation.perform()
+                    for block in request.blocks:
+                        operation.intake.add(self._fetched(block, operation) if block.shared_bytes else block)
                 except ParameterServerError as refusal:
                     error = refusal
-                except Exception as bug:
-                    log.exception("internal error in %s", operation)
-                    error = InternalError(field="exchange", got=f"{type(bug).__name__}: {bug}", expected="an answer")
-            if error is not None:
-                log.debug("refused: %s", error)
-                await context.write(pb.Reply(error=status.to_message(error), last=True).SerializeToString())
-                operation, error = None, None  # an error's traceback holds the gradient too
-                continue
-            with self.shard.reading(operation.session if operation is not None else None):
-                first: pb.Answer | None = answer
-                for group, last in batches(blocks):
-                    await context.write(encode_reply(first, group, last))
-                    first = None
-            operation, blocks = None, iter(())  # a stream at rest holds no gradient and no old state
+            if request.last:
+                break
+            following = await _next_request(self.context)
+            if following is None:
+                return False
+            request = following
+        del request
+        if error is not None and header.operation in PUSHES:
+            self.shard.counters.refused += 1  # what the shard itself refuses, it counts
+        if operation is not None and error is None:
+            try:
+                answer, blocks = await operation.perform()
+            except ParameterServerError as refusal:
+                error = refusal
+            except Exception as bug:
+                log.exception("internal error in %s", operation)
+                error = InternalError(field="exchange", got=f"{type(bug).__name__}: {bug}", expected="an answer")
+        if error is not None:
+            log.debug("refused: %s", error)
+            await self.context.write(pb.Reply(error=status.to_message(error), last=True).SerializeToString())
+            return True
+        assert operation is not None
+        with self.shard.reading(operation.session):
+            if region is not None:
+                blocks = await self._shared(region, header.reply_bytes, blocks)
+            first: pb.Answer | None = answer
+            if header.HasField("segment"):
+                answer.segment_mapped = self._map(header.segment)
+            for group, last in batches(blocks):
+                await self.context.write(encode_reply(first, group, last))
+                first = None
+        return True  # and nothing of the operation is kept: a stream at rest holds no gradient and no old state
+
+    # -- shared memory -----------------------------------------------------------------------------------------------
+
+    def _map(self, offered: pb.Segment) -> bool:
+        """Take the shared memory that the client offers, if it can be had."""
+        if not self._may_share:
+            return False
+        try:
+            self.segment = Segment.open(Address(offered.pid, offered.fd, offered.nbytes, offered.nonce, offered.host))
+        except (OSError, ValueError) as error:
+            log.debug("no shared memory with %s: %s", self.session_id, error)
+            return False
+        return True
+
+    def _fetched(self, block: Block, operation: _Operation) -> Block:
+        """The block with its data as it lies in shared memory, or a copy of it where it outlives the operation."""
+        if self.segment is None:
+            raise InvalidInput(field="shared memory", got="a block in it", expected="a stream that has some")
+        data: Buffer = self.segment.at(block.shared_offset, block.shared_bytes)
+        return block._replace(data=data if operation.is_over_when_answered else bytes(data), shared_bytes=0)
+
+    def _reply_region(self, header: pb.Header) -> Region | None:
+        """Where in shared memory the client wants the reply's values; None for in the reply."""
+        if not header.reply_bytes:
+            return None
+        if self.segment is None:
+            raise InvalidInput(field="shared memory", got="a reply in it", expected="a stream that has some")
+        return Region(self.segment, header.reply_offset, header.reply_bytes)
+
+    async def _shared(self, region: Region, nbytes: int, blocks: Iterator[Block]) -> Iterator[Block]:
+        """The blocks, with as much of their data in that region as fits."""
+        work = functools.partial(_put, region, blocks)
+        if nbytes <= INLINE_BYTES:
+            return iter(work())
+        return iter(await asyncio.get_running_loop().run_in_executor(None, work))
+
+
+def _put(region: Region, blocks: Iterator[Block]) -> list[Block]:
+    there = []
+    for block in blocks:
+        offset = region.put(block.data) if block.data else None
+        there.append(block if offset is None else block.in_shared_memory(offset))
+    return there
 
 
 async def _next_request(context: Context) -> Request | None:
@@ -157,6 +237,11 @@ class _Operation:
             )
         if self.header.seat not in SEATS:
             raise InvalidInput(field="seat", got=self.header.seat, expected="counted, passed over or undecided")
+
+    @property
+    def is_over_when_answered(self) -> bool:
+        """Whether nothing refers to what was sent once the answer is on its way: a gradient that was applied, not held."""
+        return self.kind in PUSHES and self.shard.configuration.mode != "sync"
 
     def __repr__(self) -> str:
         return f"{pb.Operation.Name(self.kind)} by worker {self.session.worker}"

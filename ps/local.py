@@ -45,6 +45,7 @@ class LocalCluster:
         run_id: str = "",
         story_dir: str | Path | None = None,
         record: str | Path | None = None,
+        shared_memory: bool = True,
     ) -> None:
         spec = make_rule(rule).spec() if rule else ""
         unbound = tuple(f"127.0.0.1:{index + 1}" for index in range(servers))
@@ -59,6 +60,7 @@ class LocalCluster:
             lease_s=lease_s,
             story_dir=Path(story_dir) if story_dir is not None else None,
             record=Path(record) if record is not None else None,
+            shared_memory=shared_memory,
             exit_when_done=False,
         )
         if servers < 1 or workers < 0:

@@ -28,6 +28,7 @@ from protos.errors import AddressInUse, ClusterError
 from protos.service import OPTIONS, SERVICE
 from ps.accounting import PushResult
 from ps.configuration import Configuration
+from ps.exchange import Exchanges
 from ps.membership import Membership
 from ps.record import Recorder, path_of
 from ps.servicer import Servicer
@@ -67,6 +68,7 @@ class Settings:
     lease_s: float = 10.0
     story_dir: Path | None = None
     record: Path | None = None
+    shared_memory: bool = True
     exit_when_done: bool = True
 
 
@@ -89,7 +91,8 @@ class Server:
         self.shard = Shard(membership, settings.configuration, Story(self._write_event), settings.guard_nonfinite)
         if len(self.ps_addresses) > 1:
             self.shard.updates = Updates(self._totals, on_sums=lambda sums: self.shard.recorder.sums(sums))
-        self.servicer = Servicer(self.shard, self.ps_addresses, self._totals, self._told_to_stop)
+        exchanges = Exchanges(self.shard, shared_memory=settings.shared_memory)
+        self.servicer = Servicer(self.shard, self.ps_addresses, self._totals, exchanges, self._told_to_stop)
         self._server = grpc.aio.server(options=OPTIONS)
         self._server.add_generic_rpc_handlers((self.servicer.handlers(),))
         self._health = health.HealthServicer()

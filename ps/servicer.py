@@ -40,10 +40,17 @@ Context = Any  # grpc.aio.ServicerContext: grpc ships no types
 class Servicer:
     """The service over one shard. on_stop: called with a reason when a client asks the ps to stop."""
 
-    def __init__(self, shard: Shard, ps_addresses: list[str], totals: Totals, on_stop: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        ps_addresses: list[str],
+        totals: Totals,
+        exchanges: Exchanges,
+        on_stop: Callable[[str], None],
+    ) -> None:
         self.shard = shard
         self._totals = totals
-        self._exchange = Exchanges(shard)
+        self._exchange = exchanges
         self._ps_addresses = ps_addresses
         self._on_stop = on_stop
         self._started_s = time.monotonic()
@@ -143,6 +150,8 @@ class Servicer:
     async def _status(self, request: pb.StatusRequest) -> pb.StatusReply:
         shard, state = self.shard, self.shard.state
         waiting = shard.waiting()
+        sessions = shard.membership.sessions
+        sharing = {sessions[id].worker for id in self._exchange.with_shared_memory() if id in sessions}
         clocks = shard.consistency.clocks if shard.consistency else {}
         return pb.StatusReply(
             ps_index=shard.membership.ps_index,
@@ -162,6 +171,7 @@ class Servicer:
                     clock=clocks.get(index, 0),
                     origin=member.origin,
                     waiting_for=waiting.get(index, ""),
+                    shared_memory=index in sharing,
                 )
                 for index, member in shard.membership.members.items()
             ],

@@ -39,7 +39,7 @@ from ps.record import Recorder
 from ps.rules import UpdateRule, make_rule
 from ps.rules.options import may_be_cut, uses_norm
 from ps.story import Event, Story
-from ps.updates import Updates
+from ps.updates import Updates, is_small
 from ps.variable import Gradients, Paged, Partition, ShardState, SparseGradient
 from ps.waiting import Waiters
 
@@ -310,7 +310,16 @@ class Shard:
     ) -> PushResult:
         """Take one gradient. Runs to its end once begun: a caller that goes away cannot leave a step half made."""
         contribution = pushed if isinstance(pushed, Contribution) else Contribution(pushed)
-        return await _to_its_end(self._push(session, sequence, version, contribution, seat))
+        push = self._push(session, sequence, version, contribution, seat)
+        if self._is_done_at_once(contribution):
+            return (
+                await push
+            )  # it waits for nothing, so nobody can cancel it on its way: a task would cost more than it
+        return await _to_its_end(push)
+
+    def _is_done_at_once(self, contribution: Contribution) -> bool:
+        alone = self.configuration.mode != "sync" and not self._turn.locked()
+        return alone and self.state is not None and is_small(self.state, self.rule, [contribution])
 
     async def _push(
         self, session: Session[PushResult], sequence: int, version: int, contribution: Contribution, seat: Seat

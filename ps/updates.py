@@ -10,7 +10,7 @@ It must not know modes or messages. Next: ps/shard.py, which decides what is upd
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ps.aggregation import Contribution
@@ -21,7 +21,7 @@ from ps.sums import DONE, Key, Totals
 from ps.variable import ShardState
 
 # Below both, a quick rule's update is made on the event loop.
-INLINE_BYTES = 1 << 18
+INLINE_BYTES = 1 << 21
 INLINE_PARTITIONS = 64
 
 
@@ -50,7 +50,7 @@ class Updates:
         worker: whose update it is, outside sync mode; None for a step of all.
         """
         exchange = stepping(state, rule, contributions, staleness=staleness, worker=worker, read_state=read_state)
-        return await self._drive(exchange, state.version, inline=_is_small(state, rule, contributions))
+        return await self._drive(exchange, state.version, inline=is_small(state, rule, contributions.values()))
 
     async def _drive(self, exchange: Exchange[ShardState], version: int, *, inline: bool) -> ShardState:
         loop = asyncio.get_running_loop()
@@ -86,8 +86,9 @@ def _resume(exchange: Exchange[ShardState], sums: Sums | None) -> tuple[bool, An
         return True, done.value
 
 
-def _is_small(state: ShardState, rule: UpdateRule | None, contributions: Mapping[int, Contribution]) -> bool:
+def is_small(state: ShardState, rule: UpdateRule | None, contributions: Iterable[Contribution]) -> bool:
+    """Whether an update with these is made on the event loop, at once."""
     if rule is None:
         return True
-    touched = [state.partitions[index].value.nbytes for pushed in contributions.values() for index in pushed.gradients]
+    touched = [state.partitions[index].value.nbytes for pushed in contributions for index in pushed.gradients]
     return rule.quick and len(touched) <= INLINE_PARTITIONS and sum(touched) <= INLINE_BYTES

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from client import partitioner
 from client.initialize import checked_values, configuration, rule_spec, table_blocks, tables, variable_specs
 from client.model import IndexedSlices, Model
 from client.partitioner import FixedShardsPartitioner, Partitioner
@@ -118,7 +119,13 @@ def test_rows_come_back_in_the_order_they_were_asked_for(
             np.testing.assert_array_equal(rows, value[np.array(ids, int)])
 
 
-def test_a_gradient_arrives_at_each_ps_as_its_rows() -> None:
+@pytest.fixture
+def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each variable a partition of its own; packs are in tests/wire/test_packs.py."""
+    monkeypatch.setattr(partitioner, "SMALL_BYTES", 0)
+
+
+def test_a_gradient_arrives_at_each_ps_as_its_rows(unpacked: None) -> None:
     gradient = rng.normal(size=(13, 3)).astype("f")
     job = Job(VALUES, 3, FixedShardsPartitioner(5))
     makers = job.model.gradient_blocks({"emb/table": gradient}, guard_nonfinite=True)
@@ -132,7 +139,7 @@ def test_a_gradient_arrives_at_each_ps_as_its_rows() -> None:
     np.testing.assert_array_equal(seen, gradient)
 
 
-def test_sparse_rows_arrive_at_the_ps_that_hold_them_and_repeated_ones_are_summed() -> None:
+def test_sparse_rows_arrive_at_the_ps_that_hold_them_and_repeated_ones_are_summed(unpacked: None) -> None:
     ids = np.array([12, 0, 5, 12], np.int32)
     rows = np.array([[1, 1, 1], [2, 2, 2], [3, 3, 3], [10, 10, 10]], np.float32)
     job = Job(VALUES, 3, FixedShardsPartitioner(5))
@@ -146,7 +153,7 @@ def test_sparse_rows_arrive_at_the_ps_that_hold_them_and_repeated_ones_are_summe
     assert np.count_nonzero(total[:, 0]) == 3
 
 
-def test_values_of_any_layout_may_be_assigned() -> None:
+def test_values_of_any_layout_may_be_assigned(unpacked: None) -> None:
     job = Job({"w": np.zeros((4, 6), np.float32)}, 2, FixedShardsPartitioner(3))
     value = np.arange(24, dtype=">f4").reshape(6, 4).T
     found = np.zeros((4, 6), "f")

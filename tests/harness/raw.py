@@ -113,7 +113,9 @@ class RawPeer:
     ) -> list[pb.Reply]:
         """One operation in one Request. session: as given, else this peer's."""
         header.setdefault("session", self.session)
-        messages = [
-            pb.Block(partition=b.partition, page=b.page, data=bytes(b.data), indices=bytes(b.indices)) for b in blocks
-        ]
+        messages = [pb.Block(**_bytes(block)) if isinstance(block, Block) else block for block in blocks]
         return self.say(pb.Request(header=pb.Header(operation=operation, **header), blocks=messages, last=True))
+
+
+def _bytes(block: Block) -> dict[str, Any]:
+    return block._asdict() | {"data": bytes(block.data), "indices": bytes(block.indices)}

@@ -9,7 +9,7 @@ from tests.repo.sources import PACKAGES, ROOT, name, python_files, tracked_files
 
 MOST_LINES = 400  # 300 is the aim: one idea a file
 # One idea that is larger: all that may change a shard, and every lock, in the one place where they can be seen together.
-LARGER = {"ps/shard.py": 480}
+LARGER = {"ps/shard.py": 490}
 
 # Absolute paths of somebody's machine. Not /tmp, /etc, /dev or /proc, which every machine has.
 MACHINE_PATHS = re.compile(r"(?<![\w.~/:-])/(?:home|root|Users|work|workspace|mnt|data|opt|srv)/[\w.-]+")

@@ -44,7 +44,9 @@ def behind_proxy(
         Proxy(local.cluster["ps"][-1]) as proxy,
     ):
         cluster = {**local.cluster, "ps": [*local.cluster["ps"][:-1], proxy.address]}
-        with client.connect(cluster, worker=0, retry_budget_s=retry_budget_s, wait_timeout_s=20) as server:
+        with client.connect(
+            cluster, worker=0, retry_budget_s=retry_budget_s, wait_timeout_s=20, shared_memory=False
+        ) as server:
             server.init({"w": start}, partitioner=client.FixedShardsPartitioner(servers))
             server.pull()
             yield local, proxy, server

@@ -145,6 +145,14 @@ def test_what_the_modes_cannot_do_is_refused_at_init() -> None:
         with refused(server, ConfigurationConflict, "Krum", "5 workers"):
             server.init(zeros(), rule="sgd:aggregation=krum(byzantine=1)", mode="sync")
         server.init(zeros(), rule=accumulated, mode="sync")
+    for rule in (CLIP, "sgd:aggregation=krum(byzantine=1)"):
+        # ps 0 tells whose gradients count when its step is made, and its step would wait for the other ps.
+        with (
+            ps.LocalCluster(2, "sync", 6, backup_workers=1) as local,
+            client.connect(local.cluster, worker=0) as server,
+        ):
+            with refused(server, ConfigurationConflict, "backup_workers", "one ps"):
+                server.init(zeros(), rule=rule)
     with ps.LocalCluster(1) as local, client.connect(local.cluster, worker=0) as server:
         server.init(zeros(), rule=accumulated)
 

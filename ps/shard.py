@@ -37,7 +37,7 @@ from ps.membership import JoinFacts, Membership, Session
 from ps.read_states import ReadStates
 from ps.record import Recorder
 from ps.rules import UpdateRule, make_rule
-from ps.rules.options import may_be_cut, uses_norm
+from ps.rules.options import may_be_cut, needs_sums, uses_norm
 from ps.story import Event, Story
 from ps.updates import Updates, is_small
 from ps.variable import Gradients, Paged, Partition, ShardState, SparseGradient
@@ -84,6 +84,7 @@ class Shard:
         self._read_states = ReadStates()
         self._failed_steps: dict[str, RuleFailed] = {}
         self._joined_at: dict[str, int] = {}
+        self._steps: set[asyncio.Future[None]] = set()  # that nobody awaits
         if self.configuration.mode:
             consistency_of(
                 self.configuration, self.membership
@@ -118,7 +119,14 @@ class Shard:
         self._drop_what_is_nobodys()
         if worker is not None:
             self._tell("leave", worker=worker, reason=reason)
-        await _to_its_end(self._step_if_due())
+        step = asyncio.ensure_future(self._step_if_due())
+        if self.rule is not None and self.membership.num_ps > 1 and needs_sums(self.rule):
+            self._steps.add(
+                step
+            )  # the other ps have a part in it, and hear only after this answer that the worker leaves
+            step.add_done_callback(self._steps.discard)
+        else:
+            await asyncio.shield(step)
 
     def disconnected(self, session_id: str) -> None:
         """A connection broke. The lease decides later whether the worker is lost."""

@@ -63,6 +63,11 @@ def uses_norm(rule: UpdateRule) -> bool:
     return any(stage.norm_of == "model" for stage in stages(rule))
 
 
+def needs_sums(rule: UpdateRule) -> bool:
+    """Whether a step of sync mode needs to know something of the whole model, which several ps must ask each other for."""
+    return uses_norm(rule) or rule.aggregation.needs_distances
+
+
 def norm_is_of_what_is_pushed(rule: UpdateRule) -> bool:
     """Whether that norm is the pushed gradient's own, but for a factor: so that its sender can know it."""
     before = [stage for stage in stages(rule) if not isinstance(stage, Unscale)]

@@ -85,6 +85,19 @@ def test_a_gradient_whose_squares_are_beyond_float32_is_clipped_too(servers: int
     assert values["a"].tolist() == values["b"].tolist() == pytest.approx([-0.5, -0.5])
 
 
+def test_a_worker_that_leaves_does_not_wait_for_the_step_that_the_others_make_without_it() -> None:
+    # claim 4: ps 0 hears of it first, and needs the others, who hear of it next, for the norm.
+    with ps.LocalCluster(2, "sync", workers=2) as local, client.connect(local.cluster, worker=0) as stays:
+        with client.connect(local.cluster, worker=1) as goes:
+            stays.init(zeros(), rule=CLIP, partitioner=client.FixedShardsPartitioner(2))
+            goes.pull()
+            gradients = random()
+            assert stays.push(gradients).outcome == "buffered"
+        values = stays.pull()
+    assert values.version == (1, 1)
+    assert_close(values, {name: -gradient for name, gradient in clipped(gradients, 2.0).items()})
+
+
 def test_rows_count_in_the_norm_as_their_sums() -> None:
     rows = client.IndexedSlices(np.array([[3, 0], [1, 0], [0, 3]], np.float32), [5, 5, 30])
     with ps.LocalCluster(2) as local, client.connect(local.cluster, worker=0) as server:

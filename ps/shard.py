@@ -85,10 +85,8 @@ class Shard:
         self._failed_steps: dict[str, RuleFailed] = {}
         self._joined_at: dict[str, int] = {}
         self._steps: set[asyncio.Future[None]] = set()  # that nobody awaits
-        if self.configuration.mode:
-            consistency_of(
-                self.configuration, self.membership
-            )  # what cannot be is refused at start, not at the first init
+        if self.configuration.mode:  # what cannot be is refused at start, not at the first init
+            consistency_of(self.configuration, self.membership)
 
     def __repr__(self) -> str:
         version = self.state.version if self.state else None
@@ -188,9 +186,8 @@ class Shard:
 
         ask = self.initialization.ask
         grant = await ask(session_id, declaration, self._check_running, wait_s, in_turn=in_turn, missing=missing)
-        configuration = settle(
-            self.configuration, wanted, self.membership
-        )  # again: who initialised meanwhile may have said otherwise
+        # Again: who initialised meanwhile may have said otherwise.
+        configuration = settle(self.configuration, wanted, self.membership)
         return grant, configuration, rule is None or may_be_cut(rule)
 
     async def initialize(
@@ -319,10 +316,8 @@ class Shard:
         """Take one gradient. Runs to its end once begun: a caller that goes away cannot leave a step half made."""
         contribution = pushed if isinstance(pushed, Contribution) else Contribution(pushed)
         push = self._push(session, sequence, version, contribution, seat)
-        if self._is_done_at_once(contribution):
-            return (
-                await push
-            )  # it waits for nothing, so nobody can cancel it on its way: a task would cost more than it
+        if self._is_done_at_once(contribution):  # nobody can cancel it on its way, and a task would cost more than it
+            return await push
         return await _to_its_end(push)
 
     def _is_done_at_once(self, contribution: Contribution) -> bool:

@@ -10,9 +10,11 @@ It must not know modes or messages. Next: ps/shard.py, which decides what is upd
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from protos.errors import RuleFailed
 from ps.aggregation import Contribution
 from ps.apply import Exchange, Sums
 from ps.rules import UpdateRule
@@ -74,7 +76,8 @@ class Updates:
         except Exception as error:
             self._failures = (version, attempt + 1)
             if self._totals is not None:
-                await self._totals.failed(Key(version, attempt, number), f"{type(error).__name__}: {error}")
+                with contextlib.suppress(RuleFailed):  # who cannot be told waits in vain, for a while; `error` says why
+                    await self._totals.failed(Key(version, attempt, number), f"{type(error).__name__}: {error}")
             raise
 
 

@@ -95,6 +95,7 @@ class UpdateRule(Configured):
         for name in ("clipnorm", "clipvalue", "global_clipnorm", "loss_scale_factor"):
             value = getattr(self, name)
             self.require(name, value is None or value > 0, "more than 0, or None")
+        self.require("weight_decay", self.weight_decay is None or self.weight_decay >= 0, "0 or more, or None")
         clips = [name for name in ("clipnorm", "clipvalue", "global_clipnorm") if getattr(self, name) is not None]
         self.require(clips[-1] if clips else "clipnorm", len(clips) < 2, f"only one of {', '.join(clips)}")
         self.require("ema_momentum", 0 <= self.ema_momentum <= 1, "0 to 1")
@@ -143,6 +144,9 @@ class UpdateRule(Configured):
                     got=repr(getattr(cls, name)),
                     expected=f"a tuple of names: ({getattr(cls, name)!r},)",
                 )
+        names = (*cls.slots, *cls.worker_slots)
+        if len(set(names)) < len(names):
+            raise RuleError(field=f"rule {cls.name}, slots", got=", ".join(names), expected="each name once")
         cls.quick = own.get("quick", False)
         taken = {
             name for base in cls.__mro__ if base is not UpdateRule for name in vars(base).get("__annotations__", {})

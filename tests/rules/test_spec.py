@@ -168,6 +168,14 @@ def slots_with_annotation() -> None:
         slots: tuple[str, ...] = ("velocity",)
 
 
+def a_slot_twice() -> Any:
+    class Bad(UpdateRule):
+        slots = ("m", "v")
+        worker_slots = ("m",)
+
+    return register("bad")(Bad)
+
+
 def slots_that_are_text() -> None:
     @register("bad")
     class Bad(UpdateRule):
@@ -202,6 +210,7 @@ def no_rule_at_all() -> None:
     [
         (slots_with_annotation, "slots as a field"),
         (slots_that_are_text, "'velocity'"),
+        (a_slot_twice, "m, v, m"),
         (a_field_that_no_command_line_can_say, "tuple[float, float]"),
         (a_field_without_default, "non-default argument"),
         (registered_twice, "Bad: "),
@@ -236,6 +245,9 @@ def test_a_rule_without_update_says_so() -> None:
         ("adam:beta_1=1", "beta_1"),
         ("adam:beta_2=-0.1", "beta_2"),
         ("adam:epsilon=-1e-7", "epsilon"),
+        ("adamw:weight_decay=-0.1", "weight_decay"),
+        ("sgd:weight_decay=-0.1", "weight_decay"),
+        ("muon:adam_weight_decay=-0.1", "adam_weight_decay"),
     ],
 )
 def test_an_argument_that_makes_no_sense_is_refused_by_name(spec: str, field: str) -> None:

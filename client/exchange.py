@@ -135,6 +135,8 @@ class Exchange:
                             self.receiver.take(self.peer.index, stream.sharing.fetched(block))
                     if reply.last:
                         break
+                if self.receiver is not None:
+                    self.receiver.finish()
             except ParameterServerError:
                 self._release(stream)  # refused in band: the stream is at the end of the operation
                 raise

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from client.model import Model, Place, Variable
 from client.outgoing import elements_of_rows, rows_by_place
 from protos.codec import INDEX_DTYPE, Array, elements, page_elements
+from protos.copying import Bytes, copy_all
 from protos.wire import Block
 
 # Where rows, or elements of a pack, go in their order: an array and positions on its axis 0.
@@ -27,11 +28,12 @@ class Receiver:
     def __init__(self, model: Model, names: Sequence[str], rows: Mapping[str, npt.NDArray[np.int64]]) -> None:
         self._model = model
         self.values: dict[str, Array] = {}
-        self._bytes: dict[str, npt.NDArray[np.uint8]] = {}
+        self._bytes: dict[str, Bytes] = {}
         self._packs: dict[tuple[int, int], Array] = {}
         self._copied: dict[tuple[int, int], list[tuple[Variable, Place]]] = {}
         self._targets: dict[tuple[int, int], list[_Target]] = {}
         self._filled: dict[tuple[int, int], int] = {}
+        self._copies: list[tuple[Bytes, bytes | memoryview]] = []
         for name in names:
             self._expect(model.variable(name))
         for name, ids in rows.items():
@@ -70,6 +72,7 @@ class Receiver:
     def start(self, ps: int) -> None:
         """Blocks from this ps come from the beginning (again): a call was retried."""
         self._filled = {key: count for key, count in self._filled.items() if key[0] != ps}
+        self._copies = []
 
     def take(self, ps: int, block: Block) -> None:
         """Put one block where it belongs."""
@@ -83,15 +86,32 @@ class Receiver:
             shape = (place.stop - place.start, *variable.shape[1:]) if variable.shape else ()
             start = place.start * math.prod(variable.shape[1:])
             start += block.page * page_elements(shape, variable.dtype.itemsize)
-            _copy(block.data, self._bytes[variable.name], start * variable.dtype.itemsize)
+            self._copy(block, self._bytes[variable.name], start * variable.dtype.itemsize)
             return
         if key in self._packs:
-            _copy(block.data, self._packs[key].view(np.uint8), 0)
+            self._copy(block, self._packs[key].view(np.uint8), 0)
         for variable, place in self._copied.get(key, ()):
             assert place.offset is not None
             itemsize = variable.dtype.itemsize
             mine = memoryview(block.data)[place.offset * itemsize :][: _size(variable, place) * itemsize]
-            _copy(mine, self._bytes[variable.name], place.start * math.prod(variable.shape[1:]) * itemsize)
+            self._copy(
+                block._replace(data=mine),
+                self._bytes[variable.name],
+                place.start * math.prod(variable.shape[1:]) * itemsize,
+            )
+
+    def _copy(self, block: Block, to: Bytes, start: int) -> None:
+        """As bytes, for the elements in a message lie anywhere: a plain copy of memory."""
+        copy = to[start : start + len(block.data)], block.data
+        if block.shared_bytes:
+            self._copies.append(copy)  # it stays there: all of them at once, in `finish`
+        else:
+            copy_all([copy])
+
+    def finish(self) -> None:
+        """The reply of a ps is here: bring over what it left in shared memory."""
+        copies, self._copies = self._copies, []
+        copy_all(copies)
 
     def _take_rows(self, key: tuple[int, int], block: Block) -> None:
         """Rows come in the order in which they were asked for, from one variable after the other."""
@@ -109,8 +129,3 @@ class Receiver:
 
 def _size(variable: Variable, place: Place) -> int:
     return (place.stop - place.start) * math.prod(variable.shape[1:]) if variable.shape else 1
-
-
-def _copy(data: bytes | memoryview, to: npt.NDArray[np.uint8], start: int) -> None:
-    """As bytes, for the elements in a message lie anywhere: a plain copy of memory."""
-    to[start : start + len(data)] = np.frombuffer(data, np.uint8)

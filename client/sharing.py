@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from protos import parameter_server_pb2 as pb
 from protos import segment as shared
 from protos.errors import InternalError
-from protos.segment import START, Region, Segment
+from protos.segment import START, Region, Segment, placed
 from protos.wire import Block
 
 # What one stream takes at most for a push, and again for a reply. A thread that trains has one stream to each ps.
@@ -66,12 +66,8 @@ class Sharing:
     def filled(self, blocks: Iterator[Block]) -> Iterator[Block]:
         """The blocks of a push, with as much of their data in shared memory as fits."""
         if self._segment is None or not self.in_use:
-            yield from blocks
-            return
-        region = Region(self._segment, START, self._region_bytes)
-        for block in blocks:
-            offset = region.put(block.data) if block.data else None
-            yield block if offset is None else block.in_shared_memory(offset)
+            return blocks
+        return placed(blocks, Region(self._segment, START, self._region_bytes))
 
     def reply_place(self) -> tuple[int, int]:
         """Where in it the values of a reply may go: offset and bytes."""

@@ -5,7 +5,7 @@ other; the ps opens it through /proc/PID/fd/FD, which the kernel lets only the s
 killed: the memory goes with the last process that holds it. A ps on another host, in another container or of another user
 cannot open it, says so, and everything goes through the connection.
 
-It must not know messages. Next: client/transport.py (offers it), ps/exchange.py (takes it).
+It must not know what is in it. Next: client/transport.py (offers it), ps/exchange.py (takes it).
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import os
 import secrets
 import stat
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from protos.copying import Bytes, copy_all
 from protos.errors import InvalidInput
+from protos.wire import Block
 
 NONCE_BYTES = 16
 # Payload begins here: on a page of its own, so aligned for every dtype.
@@ -51,8 +54,8 @@ class Segment:
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.nbytes = nbytes
-        self._array = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
-        self.view = self._array.data
+        self.array = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+        self.view = self.array.data
 
     @staticmethod
     def create(payload_bytes: int) -> tuple[Segment, Address, int]:
@@ -92,7 +95,7 @@ class Segment:
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Copy these bytes to there; other threads run meanwhile."""
-        self._array[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+        self.array[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
 
     def at(self, offset: int, nbytes: int) -> memoryview:
         """So many bytes from there on; InvalidInput if they are not all payload."""
@@ -122,17 +125,36 @@ def host_id() -> str:
 
 
 class Region:
-    """A part of a segment that is filled from its start, one payload after the other."""
+    """A part of a segment that is filled from its start, one payload after the other: first reserved, then copied at once."""
 
     def __init__(self, segment: Segment, start: int, nbytes: int) -> None:
         segment.at(start, nbytes)
         self._segment, self._at, self._end = segment, -(-start // ALIGNMENT) * ALIGNMENT, start + nbytes
+        self._copies: list[tuple[Bytes, bytes | memoryview]] = []
 
     def put(self, data: bytes | memoryview) -> int | None:
-        """Copy it in and return its offset; None if it does not fit any more."""
+        """Reserve room for a payload and return its offset; None if it does not fit any more. `copy` brings it there."""
         at, nbytes = self._at, len(data)
         if at + nbytes > self._end:
             return None
-        self._segment.write(at, data)
+        self._copies.append((self._segment.array[at : at + nbytes], data))
         self._at = -(-(at + nbytes) // ALIGNMENT) * ALIGNMENT
         return at
+
+    def copy(self) -> None:
+        """Copy all that was put."""
+        copies, self._copies = self._copies, []
+        copy_all(copies)
+
+
+def placed(blocks: Iterable[Block], region: Region) -> Iterator[Block]:
+    """The blocks, with the data of as many as fit brought to the region, before the first block is handed out."""
+    there, rest = [], iter(blocks)
+    for block in rest:
+        offset = region.put(block.data) if block.data else None
+        there.append(block if offset is None else block.in_shared_memory(offset))
+        if block.data and offset is None:
+            break  # full: what follows is made when it is asked for, for it may be more than memory holds twice
+    region.copy()
+    yield from there
+    yield from rest

@@ -9,7 +9,6 @@ Next: protos/wire.py (the messages), ps/intake.py (what is refused about blocks)
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import logging
 import math
@@ -23,7 +22,7 @@ from protos import parameter_server_pb2 as pb
 from protos import status
 from protos.codec import batches, sparse_blocks
 from protos.errors import InternalError, InvalidInput, NotJoined, ParameterServerError, UnknownVariable
-from protos.segment import Address, Region, Segment
+from protos.segment import Address, Region, Segment, placed
 from protos.wire import Block, Buffer, DecodeError, Request, decode_request, encode_reply
 from ps.accounting import PushResult
 from ps.aggregation import Contribution
@@ -164,18 +163,13 @@ class _Stream:
 
     async def _shared(self, region: Region, nbytes: int, blocks: Iterator[Block]) -> Iterator[Block]:
         """The blocks, with as much of their data in that region as fits."""
-        work = functools.partial(_put, region, blocks)
+        filled = placed(blocks, region)
         if nbytes <= INLINE_BYTES:
-            return iter(work())
-        return iter(await asyncio.get_running_loop().run_in_executor(None, work))
-
-
-def _put(region: Region, blocks: Iterator[Block]) -> list[Block]:
-    there = []
-    for block in blocks:
-        offset = region.put(block.data) if block.data else None
-        there.append(block if offset is None else block.in_shared_memory(offset))
-    return there
+            return filled
+        first = await asyncio.get_running_loop().run_in_executor(
+            None, next, filled, None
+        )  # all is copied before the first
+        return iter(()) if first is None else itertools.chain([first], filled)
 
 
 async def _next_request(context: Context) -> Request | None:

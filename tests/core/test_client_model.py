@@ -32,6 +32,7 @@ from protos.errors import (
     ShapeMismatch,
     UnknownVariable,
 )
+from protos.wire import Block
 from ps.intake import Intake, partition_key
 from ps.rules import make_rule
 from ps.variable import DenseGradient, Paged, Partition, SparseGradient
@@ -71,7 +72,7 @@ class Job:
             receiver.start(ps)
             for index in wanted:
                 for number, page in enumerate(self.partitions[ps][index].value.pages):
-                    receiver.take(ps, pb.Block(partition=index, page=number, data=page.tobytes()))
+                    receiver.take(ps, Block(index, number, page.tobytes()))
             asked = self.intake(ps, list(maker()))
             for index, indices in asked.rows().items():
                 found = self.partitions[ps][index].value.rows(indices)

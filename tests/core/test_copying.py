@@ -9,7 +9,6 @@ import pytest
 
 from protos import copying
 
-
 SIZES: list[list[int]] = [[], [0], [1, 5_000_000], [3_000_000] * 3, [100] * 300 + [9_000_000], [0, 4_500_000, 0]]
 
 

@@ -14,7 +14,7 @@ from ps.consistency import Consistency, make_consistency
 from ps.membership import Membership
 from ps.rules import UpdateRule, make_rule
 from ps.rules.aggregations import Mean
-from ps.rules.options import norm_is_of_what_is_pushed, uses_norm
+from ps.rules.options import needs_sums, norm_is_of_what_is_pushed
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _check_rule(rule: UpdateRule, configuration: Configuration, membership: Memb
             got=f"{rule.aggregation!r} of {counted} workers",
             expected=f"{rule.aggregation.workers_needed()} workers or more that count",
         )
-    if configuration.backup_workers and membership.num_ps > 1 and (uses_norm(rule) or rule.aggregation.needs_distances):
+    if configuration.backup_workers and membership.num_ps > 1 and needs_sums(rule):
         raise ConfigurationConflict(
             field="backup_workers",
             got=f"{configuration.backup_workers} with a rule that looks at the whole model, and {membership.num_ps} ps",

@@ -10,6 +10,8 @@ It must not know modes or rules. Next: ps/replay.py, which reads it; ps/story.py
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +26,7 @@ from protos.errors import InvalidInput
 from ps.aggregation import Contribution
 from ps.configuration import Configuration
 from ps.membership import Session
+from ps.rules import UpdateRule
 from ps.story import Event
 from ps.variable import DenseGradient, Paged, Partition, PartitionKey, SparseGradient
 
@@ -57,9 +60,13 @@ class Recorder:
         if self._file is not None:
             self._write({"event": json.loads(event.to_json())})
 
-    def init(self, configuration: Configuration, partitions: Sequence[Partition]) -> None:
+    def init(self, configuration: Configuration, partitions: Sequence[Partition], rule: UpdateRule | None) -> None:
         """The first values, and what is done with gradients."""
-        said = {"configuration": asdict(configuration), "partitions": [asdict(each.key) for each in partitions]}
+        said = {
+            "configuration": asdict(configuration),
+            "partitions": [asdict(each.key) for each in partitions],
+            "rule_source": source_digest(rule),
+        }
         self._write(said, ((None, partition.value.whole()) for partition in partitions))
 
     def gradient(self, session: Session[Any], sequence: int, contribution: Contribution) -> None:
@@ -123,6 +130,14 @@ def _gradient_arrays(contribution: Contribution) -> Iterator[tuple[int, Array]]:
             yield index, gradient.rows
         else:
             yield index, gradient.value.whole()
+
+
+def source_digest(rule: UpdateRule | None) -> str:
+    """Of the code of a rule: one that has changed since would not do the same. Empty where there is no code to be had."""
+    try:
+        return hashlib.sha256(inspect.getsource(type(rule)).encode()).hexdigest() if rule is not None else ""
+    except (OSError, TypeError):
+        return ""
 
 
 class Entry(dict[str, Any]):

@@ -26,7 +26,7 @@ from protos.errors import InvalidInput, ParameterServerError
 from ps.aggregation import Contribution
 from ps.apply import Exchange, with_slots
 from ps.read_states import ReadStates
-from ps.record import Entry, contribution_of, entries, key_of, path_of
+from ps.record import Entry, contribution_of, entries, key_of, path_of, source_digest
 from ps.rules import UpdateRule, load_rules, make_rule
 from ps.step import stepping
 from ps.story import Event
@@ -122,6 +122,14 @@ class _Shard:
         spec = self.other_rule or said
         self.rule = make_rule(spec) if spec else None
         self._rule_of_the_run = self.other_rule is None or self.rule == make_rule(said)
+        made_by = entry.get("rule_source", "")
+        if self.other_rule is None and made_by and source_digest(self.rule) not in ("", made_by):
+            raise InvalidInput(
+                field=f"record {self.path}",
+                got=f"a rule {self.rule.name if self.rule else ''} whose code has changed since",
+                expected="the code of the run",
+                hint=f"--rule {spec} replays with the code as it is now.",
+            )
         self.mode = entry["configuration"]["mode"]
         partitions = [
             Partition(key_of(key), Paged.of(array)) for key, (_, array) in zip(entry["partitions"], entry.arrays)
@@ -219,6 +227,8 @@ def main(
             load_rules(rules)
         replayed = replay(record, until=until, rule=rule)
     except (ParameterServerError, OSError) as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # it came while a rule was computing
+            sys.exit(130)
         print(f"replay: {type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(2)
     if out is not None:

@@ -208,7 +208,7 @@ class Shard:
                 raise _no_rule()
             if rule is not None:
                 partitions = [with_slots(partition, rule) for partition in partitions]
-            self.recorder.init(configuration, partitions)
+            self.recorder.init(configuration, partitions, rule)
             self.state = ShardState(0, tuple(partitions))
             self.configuration, self.rule = configuration, rule
             self.consistency = consistency_of(configuration, self.membership)

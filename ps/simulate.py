@@ -84,6 +84,8 @@ def main(**options: Any) -> None:
 
             plot(result, options["picture"])
     except (ParameterServerError, OSError) as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # it came while a rule was computing
+            sys.exit(130)
         click.echo(f"ps.simulate: {type(error).__name__}: {error}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -187,3 +187,15 @@ def test_the_program_shows_the_model_and_writes_it(tmp_path: Path) -> None:
     assert told["digest"] == replay(path).digest()
     assert told["version"] == [6, 6]
     assert CliRunner().invoke(main, [str(tmp_path / "nothing")]).exit_code == 2
+
+
+def test_a_rule_whose_code_has_changed_since_is_not_taken_for_the_one_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    recorded(path, "async", "sgd:learning_rate=0.1", steps=2)
+    now = replay(path)
+    monkeypatch.setattr("ps.replay.source_digest", lambda rule: "of other code")
+    with pytest.raises(InvalidInput, match="changed since"):
+        replay(path)
+    assert replay(path, rule="sgd:learning_rate=0.1").digest() == now.digest()

@@ -125,7 +125,7 @@ class Exchange:
                 while True:
                     reply = decode_reply(stream.receive())
                     if reply.error is not None:
-                        self._hear_of_memory(stream, False)
+                        stream.sharing.refused()
                         raise status.from_message(reply.error).at(self.peer.index, self.peer.address)
                     if reply.answer is not None:
                         answer = reply.answer
@@ -154,7 +154,7 @@ class Exchange:
         return answer
 
     def _hear_of_memory(self, stream: Stream, mapped: bool) -> None:
-        """The first answer after an offer says whether the ps could take it. A refused operation says nothing about it."""
+        """The first answer after an offer says whether the ps could take it."""
         if stream.sharing.offered:
             stream.sharing.answered(mapped)
             self.peer.shares_memory = mapped

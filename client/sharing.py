@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 
 from protos import parameter_server_pb2 as pb
@@ -29,6 +30,7 @@ class Sharing:
     def __init__(self) -> None:
         self._segment: Segment | None = None
         self._fd = -1
+        self._fd_lock = threading.Lock()
         self._region_bytes = 0
         self.in_use = False
 
@@ -51,17 +53,26 @@ class Sharing:
 
     def answered(self, mapped: bool) -> None:
         """The ps has said so."""
-        os.close(self._fd)
-        self._fd = -1
+        self._close_fd()
         self.in_use = mapped
         if not mapped:
             self._segment = None
 
+    def refused(self) -> None:
+        """The operation was refused, which says nothing about the offer that came with it: the next one makes another."""
+        if self.offered:
+            self.answered(False)
+
     def close(self) -> None:
-        """Let go of it."""
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._segment, self.in_use = -1, None, False
+        """Let go of it. Called from any thread: a stream may be closed while its answer arrives."""
+        self._close_fd()
+        self._segment, self.in_use = None, False
+
+    def _close_fd(self) -> None:
+        with self._fd_lock:  # closed twice, it might be somebody else's by then
+            fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def filled(self, blocks: Iterator[Block]) -> Iterator[Block]:
         """The blocks of a push, with as much of their data in shared memory as fits."""

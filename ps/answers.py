@@ -68,7 +68,10 @@ def all_checked(
 
 
 def checked_array(what: str, new: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """What maths returned, as a read-only array of this shape and dtype. Nobody, not even its author, can write to it now."""
+    """What maths returned, as a read-only array of this shape and dtype. Nobody, not even its author, can write to it now.
+
+    A gradient may lie in memory that its worker fills again (protos/segment.py): one that is returned as it is, is copied.
+    """
     array = np.asarray(new)
     if array.shape != shape or array.dtype != dtype:
         raise RuleFailed(
@@ -83,4 +86,6 @@ def checked_array(what: str, new: object, shape: tuple[int, ...], dtype: np.dtyp
     owner = result
     while isinstance(owner.base, np.ndarray):  # a view of a buffer that the rule may want to use again
         owner = frozen(owner.base)
+    if isinstance(owner.base, memoryview) and not owner.base.readonly:
+        result = result.copy()
     return frozen(result)

@@ -18,9 +18,10 @@ import client
 import ps
 from client import sharing
 from protos import parameter_server_pb2 as pb
-from protos.errors import InvalidInput
+from protos.errors import InvalidInput, InvalidVersion
 from protos.segment import START, Segment
 from protos.wire import Block
+from ps.rules import UpdateRule, register
 from tests.harness.proxy import Proxy
 from tests.harness.raw import RawPeer
 from tests.harness.state import everything, refused
@@ -97,6 +98,40 @@ def test_a_gradient_that_is_held_for_a_step_is_not_overwritten_by_the_next_call(
         zero.assign({"w": np.full(5000, 7, np.float32)})  # fills the same memory with other numbers
         one.push({"w": np.full(5000, 4, np.float32)})
         np.testing.assert_array_equal(one.pull()["w"], 7 - 3)
+
+
+@register("keeps_the_gradient")
+class KeepsTheGradient(UpdateRule):
+    """w ← w - η of the gradient before, which is kept as it came."""
+
+    slots = ("last",)
+
+    def update(self, ctx: Any, value: Any, grad: Any, *slots: Any) -> Any:
+        return value - ctx.learning_rate * slots[0], grad
+
+
+def test_a_gradient_that_a_rule_keeps_is_not_overwritten_by_the_next_one() -> None:
+    # State changes by updates alone.
+    with (
+        ps.LocalCluster(1, rule="keeps_the_gradient:learning_rate=1") as local,
+        client.connect(local.cluster, 0) as server,
+    ):
+        server.init({"w": np.zeros(5000, np.float32)})
+        server.pull()
+        for number in (1, 2, 4, 8):
+            server.push({"w": np.full(5000, number, np.float32)})
+        np.testing.assert_array_equal(server.pull()["w"], -1 - 2 - 4)
+        assert transports(server) == ["shared memory"]
+
+
+def test_a_first_operation_that_is_refused_does_not_switch_it_off() -> None:
+    with ps.LocalCluster(1, rule="sgd:learning_rate=1") as local, client.connect(local.cluster, 0) as server:
+        server.init({"w": np.zeros(5000, np.float32)})
+        with pytest.raises(InvalidVersion):
+            server.push({"w": np.ones(5000, np.float32)}, version=(99,))
+        server.push({"w": np.ones(5000, np.float32)})
+        server.pull()
+        assert transports(server) == ["shared memory"]
 
 
 def test_values_that_were_assigned_or_initialised_through_it_stay() -> None:

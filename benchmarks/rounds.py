@@ -83,7 +83,7 @@ def run(subjects: Iterable[Subject], rounds: int, seconds: float, done: Callable
     """Steps per second of each, by name. The first turn of each is for warming up and is not kept."""
     subjects = list(subjects)
     for subject in subjects:
-        subject.measure(seconds / 2)
+        subject.measure(seconds)
     values: dict[str, list[float]] = {subject.name: [] for subject in subjects}
     for _, subject in _turns(subjects, rounds):
         values[subject.name].append(subject.measure(seconds))

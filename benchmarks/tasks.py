@@ -28,6 +28,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 # Reached only by what hangs: TensorFlow and Ray take their time to start on a busy machine.
 DEADLINE_S = 180.0
 END_GRACE_S = 15.0
+LEAST_STEPS = 3
 PR_SET_PDEATHSIG = 1
 # Settings of the surroundings that would lead loopback elsewhere, or give a task a place in another cluster.
 DROPPED = {"tf_config", "http_proxy", "https_proxy", "grpc_proxy", "all_proxy"}
@@ -222,12 +223,12 @@ def serve(commands: Iterator[Message], output: TextIO, handle: Callable[[Message
 
 
 def steps_for(seconds: float, step: Callable[[], object]) -> Message:
-    """Call `step` again and again for so long: how many steps, in how many seconds."""
+    """Call `step` again and again for so long, but three times at least: how many steps, in how many seconds."""
     began_s = time.perf_counter()
     steps = 0
     while True:
         step()
         steps += 1
         now_s = time.perf_counter()
-        if now_s - began_s >= seconds:
+        if now_s - began_s >= seconds and steps >= LEAST_STEPS:
             return {"steps": steps, "seconds": now_s - began_s}

@@ -138,7 +138,9 @@ class Client:
                 grant = session.call(session.peers[0], "BeginInit", begin, self._settings.wait_timeout_s + MARGIN_S)
                 if not grant.granted:
                     break
-                tables = initialize.tables(specs, arrays, partitioner, num_ps, elementwise=grant.elementwise)
+                tables = initialize.tables(
+                    specs, arrays, partitioner, num_ps, elementwise=grant.elementwise, packed=grant.packed
+                )
                 try:
                     self._send_model(session, grant, tables, arrays)
                     break

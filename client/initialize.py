@@ -55,12 +55,13 @@ def tables(
     num_ps: int,
     *,
     elementwise: bool,
+    packed: bool = False,
 ) -> list[list[pb.PartitionSpec]]:
-    """For each ps, the partitions it is to hold, in the order of their ids; small ones packed, where the rule allows it."""
+    """For each ps, the partitions it is to hold, in the order of their ids. elementwise, packed: what the rule allows."""
     by_name = {spec.name: spec for spec in specs}
     sizes = {name: (value.shape, value.itemsize) for name, value in values.items()}
     placed = place(cut(sizes, partitioner, num_ps, elementwise=elementwise), num_ps)
-    kinds = {name: spec.dtype if elementwise and spec.trainable else None for name, spec in by_name.items()}
+    kinds = {name: spec.dtype if packed and spec.trainable else None for name, spec in by_name.items()}
 
     def partition(pieces: list[Piece]) -> pb.PartitionSpec:
         members = [pb.PartitionSpec(variable=by_name[p.name], start=p.start, stop=p.stop) for p in pieces]

@@ -154,16 +154,18 @@ class BeginInitRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., variables: _Optional[_Iterable[_Union[VariableSpec, _Mapping]]] = ..., configuration: _Optional[_Union[Configuration, _Mapping]] = ..., partitioner: _Optional[str] = ..., after_chief: bool = ..., wait_ms: _Optional[int] = ...) -> None: ...
 
 class BeginInitReply(_message.Message):
-    __slots__ = ("granted", "grant", "elementwise", "configuration")
+    __slots__ = ("granted", "grant", "elementwise", "configuration", "packed")
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     ELEMENTWISE_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
     granted: bool
     grant: int
     elementwise: bool
     configuration: Configuration
-    def __init__(self, granted: bool = ..., grant: _Optional[int] = ..., elementwise: bool = ..., configuration: _Optional[_Union[Configuration, _Mapping]] = ...) -> None: ...
+    packed: bool
+    def __init__(self, granted: bool = ..., grant: _Optional[int] = ..., elementwise: bool = ..., configuration: _Optional[_Union[Configuration, _Mapping]] = ..., packed: bool = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ("session",)

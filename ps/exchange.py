@@ -25,6 +25,7 @@ from protos.errors import InternalError, InvalidInput, NotJoined, ParameterServe
 from protos.segment import Address, Region, Segment, placed
 from protos.wire import Block, Buffer, DecodeError, Request, decode_request, encode_reply
 from ps.accounting import PushResult
+from ps.admission import Admission
 from ps.aggregation import Contribution
 from ps.apply import AVERAGE
 from ps.configuration import Configuration
@@ -52,11 +53,12 @@ class Exchanges:
     def __init__(self, shard: Shard, *, shared_memory: bool = True) -> None:
         self.shard = shard
         self.shared_memory = shared_memory
+        self.admission = Admission()
         self._streams: set[_Stream] = set()
 
     async def handle(self, unused: Any, context: Context) -> None:
         """One stream, from its first message to its end."""
-        stream = _Stream(self.shard, context, self.shared_memory)
+        stream = _Stream(self.shard, context, self.admission, self.shared_memory)
         self._streams.add(stream)
         try:
             while await stream.operation():
@@ -72,14 +74,34 @@ class Exchanges:
 class _Stream:
     """One stream: whose it is, and the shared memory that goes with it."""
 
-    def __init__(self, shard: Shard, context: Context, shared_memory: bool) -> None:
-        self.shard, self.context = shard, context
+    def __init__(self, shard: Shard, context: Context, admission: Admission, shared_memory: bool) -> None:
+        self.shard, self.context, self._admission = shard, context, admission
+        self._admitted_bytes = 0
         self.session_id = ""
         self.segment: Segment | None = None
         self._may_share = shared_memory
 
     async def operation(self) -> bool:
         """Take one operation and answer it; False at the end of the stream."""
+        try:
+            return await self._operation()
+        finally:
+            self._taken()
+
+    def _taken(self) -> None:
+        """What was sent has reached the shard, or will not: another may be read."""
+        admitted, self._admitted_bytes = self._admitted_bytes, 0
+        if admitted:
+            self._admission.leave(admitted)
+
+    async def _may_be_long(self) -> None:
+        """A push in several messages begins: there is room for so many at a time."""
+        state = self.shard.state
+        shard_bytes = state.value_bytes if state is not None else 0
+        await self._admission.enter(shard_bytes, shard_bytes)
+        self._admitted_bytes = shard_bytes
+
+    async def _operation(self) -> bool:
         request = await _next_request(self.context)
         if request is None:
             return False
@@ -89,10 +111,12 @@ class _Stream:
         region: Region | None = None
         error: ParameterServerError | None = None
         try:
-            operation = _Operation(self.shard, self.session_id, header)
+            operation = _Operation(self.shard, self.session_id, header, self._taken)
             region = self._reply_region(header)
         except ParameterServerError as refusal:
             error = refusal
+        if not request.last and operation is not None and header.operation in PUSHES:
+            await self._may_be_long()
         while True:  # read to the operation's end in any case: the next operation begins there
             if operation is not None and error is None:
                 try:
@@ -188,7 +212,8 @@ async def _next_request(context: Context) -> Request | None:
 class _Operation:
     """One operation of an Exchange stream: its header checked, its blocks taken in, then performed."""
 
-    def __init__(self, shard: Shard, session_id: str, header: pb.Header) -> None:
+    def __init__(self, shard: Shard, session_id: str, header: pb.Header, taken: Callable[[], None]) -> None:
+        self._taken = taken
         if not session_id:
             raise NotJoined(field="session", got="none", expected="a joined session", hint="Join first.")
         self.shard = shard
@@ -265,7 +290,9 @@ class _Operation:
             raise
         norm = header.gradient_norm / (header.gradient_scale or 1.0) if header.HasField("gradient_norm") else None
         contribution = Contribution(gradients, header.weight or 1.0, norm)
-        return await self.shard.push(self.session, header.sequence, header.version, contribution, SEATS[header.seat])
+        result = await self.shard.push(self.session, header.sequence, header.version, contribution, SEATS[header.seat])
+        self._taken()
+        return result
 
     async def _pull(self) -> tuple[pb.Answer, Iterator[Block]]:
         state = await self.shard.pull(self.session, self.header.at_least, self.header.wait_ms / 1000)

@@ -28,7 +28,8 @@ from ps.exchange import Exchanges, configuration_of
 from ps.initialization import Declaration
 from ps.intake import partition_message
 from ps.membership import JoinFacts
-from ps.rules.options import averages
+from ps.rules import make_rule
+from ps.rules.options import averages, may_be_packed
 from ps.shard import Shard
 from ps.sums import Totals
 
@@ -133,7 +134,11 @@ class Servicer:
             request.session, wanted, declaration, request.after_chief, request.wait_ms / 1000
         )
         return pb.BeginInitReply(
-            granted=grant > 0, grant=grant, elementwise=elementwise, configuration=_configuration_message(configuration)
+            granted=grant > 0,
+            grant=grant,
+            elementwise=elementwise,
+            packed=bool(configuration.rule) and may_be_packed(make_rule(configuration.rule)),
+            configuration=_configuration_message(configuration),
         )
 
     async def _describe(self, request: pb.DescribeRequest) -> pb.DescribeReply:

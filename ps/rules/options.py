@@ -51,11 +51,19 @@ def pushes_a_step(rule: UpdateRule) -> int:
 
 
 def may_be_cut(rule: UpdateRule) -> bool:
-    """Whether a variable may be held in parts, or packed with others, without any difference in the result."""
+    """Whether a variable may be held in parts, without any difference in the result."""
     together = rule.elementwise and not rule.needs_variable
     return together and all(
         stage.elementwise and not stage.needs_variable and stage.norm_of != "variable" for stage in stages(rule)
     )
+
+
+def may_be_packed(rule: UpdateRule) -> bool:
+    """Whether small variables may be held together as one: not where a gradient for one would become one for its neighbours.
+
+    A stage with slots, such as accumulation, makes a gradient for a part one for the whole.
+    """
+    return may_be_cut(rule) and not any(stage.slots for stage in stages(rule))
 
 
 def uses_norm(rule: UpdateRule) -> bool:

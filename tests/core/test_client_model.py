@@ -54,7 +54,7 @@ class Job:
 
     def __init__(self, values: Mapping[str, Any], num_ps: int, partitioner: Partitioner) -> None:
         arrays = checked_values(values)
-        self.tables = tables(variable_specs(arrays, ()), arrays, partitioner, num_ps, elementwise=True)
+        self.tables = tables(variable_specs(arrays, ()), arrays, partitioner, num_ps, elementwise=True, packed=True)
         self.partitions = []
         for table in self.tables:
             keys = [partition_key(spec) for spec in table]

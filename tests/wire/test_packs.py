@@ -185,6 +185,22 @@ def test_a_rule_that_needs_whole_variables_gets_no_packs() -> None:
             assert all(place.offset is None for each in server._model.variables.values() for place in each.places)
 
 
+@pytest.mark.parametrize(
+    "rule", ["adam:learning_rate=0.1,gradient_accumulation_steps=2", "sgd:transforms=[accumulate(3)]"]
+)
+def test_a_push_for_one_variable_lets_its_neighbours_be_though_gradients_are_held_back(rule: str) -> None:
+    # What was held back for the others has gone, momentum has not: zeros would move them.
+    with ps.LocalCluster(1, rule=f"{rule},weight_decay=0.1") as local, client.connect(local.cluster, 0) as server:
+        server.init(VALUES)
+        for _ in range(6):
+            server.push({name: np.ones_like(VALUES[name]) for name in TRAINABLE})
+        before = server.pull()
+        for _ in range(6):
+            after, _ = server.push_pull({"a/bias": np.ones(3, np.float32)})
+    assert (after.pop("a/bias") != before.pop("a/bias")).all()
+    assert_same(after, before)
+
+
 def test_the_status_and_the_story_speak_of_variables() -> None:
     with ps.LocalCluster(1, rule="sgd") as local, client.connect(local.cluster, worker=0) as server:
         server.init(VALUES)

@@ -1,7 +1,8 @@
 """The parameter server: daemons that hold variables and apply update rules to them. Start reading at shard.py.
 
-Core (numpy only, no threads, no clock, no grpc): rules/, variable, apply, aggregation, consistency, membership, story,
-configuration. Shell (threads, sockets, disk): shard, initialization, intake, servicer, server, local, command, __main__.
+Core (numpy only, no threads, no clock, no grpc): rules/, variable, apply, tracing, fused, aggregation, consistency, membership,
+story, configuration. Shell (threads, sockets, disk): shard, threads, initialization, intake, servicer, server, local, command,
+__main__.
 Laboratory (virtual workers and time on the same core): simulation/, simulate.
 """
 

@@ -26,8 +26,10 @@ from protos.codec import Array
 from protos.errors import RuleFailed
 from ps.answers import all_checked, arrays_of, checked_array, guarded
 from ps.feed import Feed, compute
+from ps.fused import one_pass
 from ps.rules import Context, UpdateRule, options
 from ps.rules.transforms import Transform
+from ps.tracing import StandIn
 from ps.variable import MASTER, DenseGradient, Gradient, Gradients, Paged, Partition, ShardState, SparseGradient, frozen
 
 T = TypeVar("T")
@@ -39,8 +41,8 @@ Exchange = Generator[Sums, Sums, T]
 Each = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
 # How many elements are summed in their own precision.
 RUN = 1 << 13
-# How many elements a rule gets at a time: with its slots and all that it makes on its way, they fit in a core's own cache.
-BLOCK_ELEMENTS = 1 << 14
+# Variables from this size on are updated in one pass (ps/fused.py): below, translating the maths once would cost more.
+FUSED_BYTES = 1 << 21
 # The slot that holds the moving average of a value.
 AVERAGE = "engine/average"
 
@@ -239,42 +241,36 @@ def _update(
     slots = [feed.split(olds[name]) for name in names]
     reads = feed.split(read) if read is not None else None
 
-    def block(value: Array, grad: Array, *rest: Array) -> list[Array]:
-        read, old = (None, rest) if reads is None else (rest[0], rest[1:])
-        told = ctx if read is None else dataclasses.replace(ctx, read_value=read)
+    def maths(arguments: Sequence[Any]) -> object:
+        read, told = list(arguments[2 : 2 + given]), ctx
+        if read:
+            told = dataclasses.replace(ctx, read_value=read[0])
+        return rule.update(told, _decayed(rule, ctx, arguments[0]), arguments[1], *arguments[2 + given :])
 
-        def call() -> object:
-            return rule.update(told, frozen(options.decayed(rule, ctx.learning_rate, value)), grad, *old)
-
-        answer = arrays_of(what, partition, returns, call)
-        return all_checked(what, partition, returns, answer, [value, *old], [grad] if read is None else [grad, read])
+    given = 0 if reads is None else 1
+    at_once = None
+    if rule.elementwise and partition.value.nbytes >= FUSED_BYTES:
+        at_once = one_pass(maths, 2 + given + len(names), 1 + len(names), values[0].dtype)
 
     def piece(at: int) -> list[Array]:
-        old = [slot[at] for slot in slots]
         read = [] if reads is None else [compute(reads[at])]
+        old = [slot[at] for slot in slots]
         arguments = [values[at], grads[at], *read, *old]
-        return in_blocks(block, arguments, [values[at], *old]) if rule.elementwise else block(*arguments)
+        if at_once is not None and (made := at_once(arguments)) is not None:
+            return [frozen(each) for each in made]
+        # numpy, which also says what is wrong where something is
+        answer = arrays_of(what, partition, returns, lambda: maths(arguments))
+        return all_checked(what, partition, returns, answer, [values[at], *old], [grads[at], *read])
 
     columns = _columns(list(each(piece, range(len(grads)))), 1 + len(names))
     kept = {name: feed.join(column, olds[name]) for name, column in zip(names, columns[1:])}
     return _with_value(dataclasses.replace(partition, slots={**partition.slots, **kept}), feed, columns[0])
 
 
-def in_blocks(block: Callable[..., list[Array]], arguments: Sequence[Array], like: Sequence[Array]) -> list[Array]:
-    """What `block` makes of the arguments, called with a few thousand elements of each at a time.
-
-    Whatever a rule allocates on its way is so small then that it stays in the fastest cache, and is the same memory each
-    time: nobody needs to write `out=`. like: arrays of the dtypes of the results.
-    """
-    size = arguments[0].size
-    if size <= BLOCK_ELEMENTS or any(argument.shape != (size,) for argument in arguments):
-        return block(*arguments)
-    results = [np.empty(size, each.dtype) for each in like]
-    for start in range(0, size, BLOCK_ELEMENTS):
-        part = slice(start, start + BLOCK_ELEMENTS)
-        for result, made in zip(results, block(*(argument[part] for argument in arguments))):
-            result[part] = made
-    return [frozen(result) for result in results]
+def _decayed(rule: UpdateRule, ctx: Context, value: Any) -> Any:
+    """What the rule gets as the value: an array that it cannot write to, or what stands in for one."""
+    decayed = options.decayed(rule, ctx.learning_rate, value)
+    return decayed if isinstance(decayed, StandIn) else frozen(np.asarray(decayed))
 
 
 def _columns(rows: Sequence[Sequence[Array]], count: int) -> list[tuple[Array, ...]]:

@@ -21,8 +21,10 @@ from protos.codec import recycle_pages
 from protos.errors import AddressInUse, ClusterError, ParameterServerError
 from ps.configuration import Configuration
 from ps.consistency import MODES
+from ps.fused import available
 from ps.rules import load_rules
 from ps.server import GRACE_S, Server, Settings
+from ps.threads import usable_cpus
 
 EPILOG = """\b
 Examples:
@@ -86,6 +88,13 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: float) -
     show_default=True,
     help="Exchange values and gradients with workers on this host through shared memory.",
 )
+@click.option(
+    "--apply-threads",
+    type=click.IntRange(1),
+    default=usable_cpus,
+    show_default="processors",
+    help="Threads that update large variables together; results are the same bits for any number.",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning"]), default="info", show_default=True)
 def main(
     cluster: str | None,
@@ -102,6 +111,7 @@ def main(
     story_dir: Path | None,
     record: Path | None,
     shared_memory: bool,
+    apply_threads: int,
     log_level: str,
 ) -> None:
     """One ps: holds a shard of the model and applies gradients to it, until every worker has left.
@@ -130,6 +140,7 @@ def main(
             story_dir=story_dir,
             record=record,
             shared_memory=shared_memory,
+            apply_threads=apply_threads,
         )
         asyncio.run(_serve(settings))
     except AddressInUse as error:
@@ -212,6 +223,7 @@ def _described(settings: Settings, run_id: str) -> str:
             f"NaN and Inf {'refused' if settings.guard_nonfinite else 'accepted'}",
             f"lease {settings.lease_s:g} s",
             *([] if settings.shared_memory else ["no shared memory"]),
+            f"large updates {'fused' if available() else 'by numpy'}, apply threads {settings.apply_threads}",
             f"run id {run_id or 'as the first client says'}",
         ]
     )

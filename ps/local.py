@@ -19,6 +19,7 @@ from ps.membership import Membership
 from ps.rules import make_rule
 from ps.server import Server, Settings
 from ps.story import Event
+from ps.threads import usable_cpus
 
 
 class LocalCluster:
@@ -46,6 +47,7 @@ class LocalCluster:
         story_dir: str | Path | None = None,
         record: str | Path | None = None,
         shared_memory: bool = True,
+        apply_threads: int | None = None,
     ) -> None:
         spec = make_rule(rule).spec() if rule else ""
         unbound = tuple(f"127.0.0.1:{index + 1}" for index in range(servers))
@@ -61,6 +63,7 @@ class LocalCluster:
             story_dir=Path(story_dir) if story_dir is not None else None,
             record=Path(record) if record is not None else None,
             shared_memory=shared_memory,
+            apply_threads=apply_threads or usable_cpus(),
             exit_when_done=False,
         )
         if servers < 1 or workers < 0:

@@ -35,6 +35,7 @@ from ps.servicer import Servicer
 from ps.shard import Shard
 from ps.story import Event, Story
 from ps.sums import Totals
+from ps.threads import usable_cpus
 from ps.updates import Updates
 
 log = logging.getLogger("paramserver.ps")
@@ -69,6 +70,7 @@ class Settings:
     story_dir: Path | None = None
     record: Path | None = None
     shared_memory: bool = True
+    apply_threads: int = field(default_factory=usable_cpus)
     exit_when_done: bool = True
 
 
@@ -89,8 +91,11 @@ class Server:
         self.ps_addresses = list(settings.ps_addresses)
         self._totals = Totals(settings.index, self.ps_addresses, membership)
         self.shard = Shard(membership, settings.configuration, Story(self._write_event), settings.guard_nonfinite)
-        if len(self.ps_addresses) > 1:
-            self.shard.updates = Updates(self._totals, on_sums=lambda sums: self.shard.recorder.sums(sums))
+        self.shard.updates = Updates(
+            self._totals if len(self.ps_addresses) > 1 else None,
+            on_sums=lambda sums: self.shard.recorder.sums(sums),
+            threads=settings.apply_threads,
+        )
         exchanges = Exchanges(self.shard, shared_memory=settings.shared_memory)
         self.servicer = Servicer(self.shard, self.ps_addresses, self._totals, exchanges, self._told_to_stop)
         self._server = grpc.aio.server(options=OPTIONS)

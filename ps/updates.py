@@ -1,8 +1,9 @@
 """Where is an update computed, and how do the shards of a step agree on what none knows alone?
 
 A small update of a quick rule is made on the event loop, where handing it to a thread would cost more than it takes; all
-others in a thread, on states that nobody can change. Whenever the core asks for a sum over the model (ps/apply.py), the
-answer comes from all ps (ps/sums.py), or is this shard's own part where it holds the model alone.
+others in a thread, on states that nobody can change, and the pages of large variables in several (ps/threads.py). Whenever
+the core asks for a sum over the model (ps/apply.py), the answer comes from all ps (ps/sums.py), or is this shard's own part
+where it holds the model alone.
 
 It must not know modes or messages. Next: ps/shard.py, which decides what is updated when.
 """
@@ -20,6 +21,7 @@ from ps.apply import Exchange, Sums
 from ps.rules import UpdateRule
 from ps.step import stepping
 from ps.sums import DONE, Key, Totals
+from ps.threads import Threads
 from ps.variable import ShardState
 
 # Below both, a quick rule's update is made on the event loop.
@@ -30,11 +32,13 @@ INLINE_PARTITIONS = 64
 class Updates:
     """Computes the states of one shard, one at a time.
 
-    totals: the sums over all ps, None where there is one ps. on_sums: hears what they came to.
+    totals: the sums over all ps, None where there is one ps. on_sums: hears what they came to. threads: for how many at most.
     """
 
-    def __init__(self, totals: Totals | None = None, on_sums: Callable[[Sums], None] = lambda sums: None) -> None:
-        self._totals, self._on_sums = totals, on_sums
+    def __init__(
+        self, totals: Totals | None = None, on_sums: Callable[[Sums], None] = lambda sums: None, threads: int = 1
+    ) -> None:
+        self._totals, self._on_sums, self._threads = totals, on_sums, Threads(threads)
         self._failures: tuple[int, int] = (0, 0)  # of which version, how many times its step has failed
 
     async def compute(
@@ -51,7 +55,15 @@ class Updates:
 
         worker: whose update it is, outside sync mode; None for a step of all.
         """
-        exchange = stepping(state, rule, contributions, staleness=staleness, worker=worker, read_state=read_state)
+        exchange = stepping(
+            state,
+            rule,
+            contributions,
+            staleness=staleness,
+            worker=worker,
+            read_state=read_state,
+            each=self._threads.each,
+        )
         return await self._drive(exchange, state.version, inline=is_small(state, rule, contributions.values()))
 
     async def _drive(self, exchange: Exchange[ShardState], version: int, *, inline: bool) -> ShardState:

@@ -87,7 +87,7 @@ def decayed(rule: UpdateRule, learning_rate: float, value: Floats) -> Floats:
     if rule.weight_decay is None or "weight_decay" not in rule.options:
         return value
     real = value.dtype.type
-    return np.asarray(value - value * real(rule.weight_decay) * real(learning_rate))
+    return value - value * real(rule.weight_decay) * real(learning_rate)  # type: ignore[no-any-return]
 
 
 def averages(rule: UpdateRule) -> bool:

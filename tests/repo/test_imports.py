@@ -24,7 +24,17 @@ CORE = [
     *python_files("ps/rules"),
     *(
         ROOT / "ps" / f"{module}.py"
-        for module in ("variable", "apply", "aggregation", "consistency", "membership", "story", "configuration")
+        for module in (
+            "variable",
+            "apply",
+            "tracing",
+            "fused",
+            "aggregation",
+            "consistency",
+            "membership",
+            "story",
+            "configuration",
+        )
     ),
 ]
 NOT_IN_THE_CORE = {"grpc", "grpc_health", "google", "threading", "asyncio", "concurrent", "multiprocessing"}

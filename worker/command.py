@@ -34,6 +34,7 @@ EPILOG = """\b
 Examples:
   ps-run -n 2 -s 2 -- ps-worker examples/digits.py --epochs 8
   ps-run -n 2 --mode sync --rule diloco -- ps-worker model.py --local-steps 50
+  ps-run -n 4 --mode ssp --slack 2 -- ps-worker model.py --prefetch
   TF_CONFIG='{"cluster": {"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:1", "10.0.0.3:1"]},
               "task": {"type": "worker", "index": 0}}' ps-worker model.py --steps 1000 --batch-size 64
 
@@ -100,6 +101,12 @@ def _loss_scale(context: click.Context, parameter: click.Parameter, said: str | 
     help="Multiply the loss where gradients are too small for 16 bits; the ps divides. dynamic: as far as goes without "
     "overflow. Default: none.",
 )
+@click.option(
+    "--prefetch",
+    is_flag=True,
+    help="Push and pull while the next batch is computed, on values that are one push older; the staleness says so. In async, "
+    "and ssp with slack. Default: one after the other.",
+)
 @click.option("--rule", help="Update rule, NAME or NAME:key=value,…, instead of the model file's rule().")
 @click.option("--seed", type=click.IntRange(0), help="Seed of first values, shuffling and dropout. Default: none.")
 @click.option(
@@ -138,6 +145,7 @@ def main(
     batch_size: int | None,
     local_steps: int | None,
     loss_scale: str | None,
+    prefetch: bool,
     rule: str | None,
     seed: int | None,
     log_every: int | None,
@@ -165,6 +173,11 @@ def main(
             f"got --loss-scale {loss_scale} and --local-steps {local_steps}, expected one of them: what is pushed after local "
             "steps is no gradient. inner_optimizer() may return a keras.optimizers.LossScaleOptimizer."
         )
+    if prefetch and local_steps is not None:
+        raise click.UsageError(
+            f"got --prefetch and --local-steps {local_steps}, expected one of them: local steps begin again from what was "
+            "pulled."
+        )
     stopping = Stopping()
     recycle_pages()
     try:
@@ -182,6 +195,7 @@ def main(
             batch_size=batch_size,
             local_steps=local_steps,
             loss_scale=loss_scale,
+            prefetch=prefetch,
             rule=rule,
             seed=seed,
             log_every=log_every,
@@ -215,6 +229,7 @@ def _described(settings: program.Settings) -> str:
         f"model {settings.path}, {length}, batch size {settings.batch_size or 'as the data has it'}, "
         f"{f'local steps {settings.local_steps}, ' if settings.local_steps else ''}"
         f"{f'loss scale {settings.loss_scale}, ' if settings.loss_scale else ''}"
+        f"{'prefetch, ' if settings.prefetch else ''}"
         f"rule {settings.rule or 'as the file or the ps has it'}, seed {'none' if settings.seed is None else settings.seed}, "
         f"connect timeout {settings.connect_timeout_s:g} s, wait timeout {settings.wait_timeout_s:g} s"
     )

@@ -40,6 +40,7 @@ class Settings:
     wait_timeout_s: float
     local_steps: int | None = None
     loss_scale: str | None = None
+    prefetch: bool = False
 
 
 class RequirementNotMet(ParameterServerError):
@@ -64,7 +65,7 @@ def work(settings: Settings, stopping: Stopping) -> None:
             if settings.seed is not None:
                 _seed_differently(model, settings.seed, server.worker)
             dataset = file.make_dataset(server.worker, server.num_workers)
-            last = _train(settings, server, file, model, dataset)
+            last = _train(settings, server, file, model, dataset, stopping)
             if server.worker != 0 or file.evaluate is None:
                 return
             observer = until_pulled.enter_context(_observing(settings))  # before leaving: so the ps wait for its pull
@@ -161,9 +162,10 @@ def _seed_differently(model: Any, seed: int, worker: int) -> None:
     spread_seeds(model, worker)
 
 
-def _train(settings: Settings, server: Client, file: ModelFile, model: Any, dataset: Any) -> Values:
+def _train(settings: Settings, server: Client, file: ModelFile, model: Any, dataset: Any, stopping: Stopping) -> Values:
     """Train, and say how it went; the values pulled last."""
     from worker import progress
+    from worker.prefetch import Ahead
     from worker.step import TensorReplica
     from worker.training import train
 
@@ -176,6 +178,9 @@ def _train(settings: Settings, server: Client, file: ModelFile, model: Any, data
             flush=True,
         )
 
+    ahead = Ahead(server) if settings.prefetch else None
+    if ahead is not None:
+        stopping.leave = ahead.leave  # with what is under way
     summary = train(
         server,
         model,
@@ -188,6 +193,7 @@ def _train(settings: Settings, server: Client, file: ModelFile, model: Any, data
         local_steps=settings.local_steps,
         inner_optimizer=file.inner_optimizer() if settings.local_steps and file.inner_optimizer is not None else None,
         loss_scale=settings.loss_scale,
+        prefetch=ahead if ahead is not None else False,
         progress=progress.choose(settings.log_every),
         started=started,
     )

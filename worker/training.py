@@ -8,6 +8,7 @@ Next: evaluation.py (the values in the end), command.py (`ps-worker`, which does
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from client import Client
 from protos.errors import InvalidInput
 from worker import data, loop
 from worker import local_steps as local
+from worker import prefetch as ahead
 from worker.loss_scale import LossScale
 from worker.progress import Progress, choose
 from worker.step import TensorLearner, TensorReplica
@@ -33,6 +35,7 @@ def train(
     local_steps: int | None = None,
     inner_optimizer: Any = None,
     loss_scale: str | float | None = None,
+    prefetch: bool | ahead.Ahead = False,
     progress: Progress | None = None,
     started: Callable[[TensorReplica], None] | None = None,
 ) -> loop.Summary:
@@ -42,7 +45,9 @@ def train(
     when it ends; or epochs: passes over it (1). batch_size: see data.py. progress: by default what fits the terminal.
     local_steps: batches between pushes, trained on with `inner_optimizer`, a Keras optimizer (SGD); see local_steps.py. None:
     the gradient of every batch is pushed. loss_scale: "dynamic" or a number, by which the loss is multiplied where gradients
-    are too small for 16 bits; see loss_scale.py. started: called with the replica once the model is on the ps.
+    are too small for 16 bits; see loss_scale.py. prefetch: push and pull while the next batch is computed, on values that
+    are one push older; not in sync mode; see prefetch.py. An Ahead instead of True lets the caller settle what is under way.
+    started: called with the replica once the model is on the ps.
 
     The model holds the values of the last pull in the end. Does not leave: the `with` block of `server` does, and the other
     workers go on. Raises InvalidInput for a dataset or model that does not fit, and what the client raises.
@@ -70,6 +75,12 @@ def train(
             expected="one of them: what is pushed is no gradient",
             hint="keras.optimizers.LossScaleOptimizer(...) as inner_optimizer scales the loss of local steps.",
         )
+    if prefetch and local_steps is not None:
+        raise InvalidInput(
+            field="prefetch",
+            got=f"{prefetch}, and local_steps {local_steps}",
+            expected="one of them: local steps begin again from what was pulled",
+        )
     scaling = LossScale.parse(loss_scale)
 
     def told(replica: TensorReplica) -> None:
@@ -82,7 +93,11 @@ def train(
     with progress if progress is not None else choose() as shown:
         if local_steps is None:
             replica = TensorReplica(model, loss, batches.element_spec)
-            return loop.run(server, replica, passes, rule, shown.update, lambda: told(replica), loss_scale=scaling)
+            train = loop.run
+            if prefetch:
+                thread = prefetch if isinstance(prefetch, ahead.Ahead) else ahead.Ahead(server)
+                train = functools.partial(ahead.run, thread)
+            return train(server, replica, passes, rule, shown.update, lambda: told(replica), loss_scale=scaling)
         learner = TensorLearner(model, loss, batches.element_spec, inner_optimizer)
         return local.run(server, learner, passes, rule, shown.update, lambda: told(learner), local_steps=local_steps)
 

@@ -104,6 +104,16 @@ def test_workers_push_every_few_steps_and_what_is_left_of_uneven_data(programs: 
     programs.assert_none_left()
 
 
+def test_with_prefetch_the_digits_are_learnt_too_and_the_staleness_it_adds_is_told(programs: Programs) -> None:
+    command = [sys.executable, "-m", "worker", str(ROOT / "examples" / "digits.py"), "--prefetch"]
+    job = programs.run("-n", "1", "-s", "2", "--", *command, "--epochs", "4", "--require", "accuracy=0.95")
+    assert job.wait(LONG_S) == 0
+    job.expect(r"^\[worker 0\] ps-worker: .*, prefetch, ")
+    told = job.expect(r"worker 0: (\d+) steps in .* staleness mean (\d\.\d\d), max 1$")
+    assert float(told[2]) == round((int(told[1]) - 1) / int(told[1]), 2)  # all but the first by one push
+    programs.assert_none_left()
+
+
 def test_a_flag_comes_before_the_environment_and_what_is_in_force_is_printed(programs: Programs) -> None:
     cluster = free_cluster()
     (server,) = programs.servers(cluster)

@@ -104,6 +104,16 @@ def test_a_loss_scale_that_is_none_is_refused_and_so_is_one_with_local_steps(
     assert "got --loss-scale 8 and --local-steps 4" in both
 
 
+def test_prefetch_is_a_flag_or_a_variable_and_is_refused_with_local_steps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert settings_of(monkeypatch, tmp_path).prefetch is False
+    assert settings_of(monkeypatch, tmp_path, "--prefetch").prefetch is True
+    assert settings_of(monkeypatch, tmp_path, PARAMSERVER_PREFETCH="1").prefetch is True
+    both = settings_of(monkeypatch, tmp_path, "--prefetch", "--local-steps", "4")
+    assert "got --prefetch and --local-steps 4" in both
+
+
 # -- an evaluator and its ps -----------------------------------------------------------------------------------------------
 
 

@@ -79,9 +79,9 @@ class Recorder:
         }
         self._write(said, _gradient_arrays(contribution))
 
-    def values(self, values: Mapping[int, Paged]) -> None:
-        """Values that are about to be assigned."""
-        self._write({"values": True}, ((index, value.whole()) for index, value in values.items()))
+    def values(self, values: Mapping[int, Paged | SparseGradient]) -> None:
+        """Values that are assigned: whole ones, or elements of packs."""
+        self._write({"values": True}, _value_arrays(values))
 
     def read(self, session: Session[Any], version: int) -> None:
         """A session has pulled the present values."""
@@ -140,6 +140,15 @@ def source_digest(rule: UpdateRule | None) -> str:
         return ""
 
 
+def _value_arrays(values: Mapping[int, Paged | SparseGradient]) -> Iterator[tuple[int, Array]]:
+    for index, value in values.items():
+        if isinstance(value, SparseGradient):
+            yield index, value.indices
+            yield index, value.rows
+        else:
+            yield index, value.whole()
+
+
 class Entry(dict[str, Any]):
     """One entry as it was written. arrays: (partition id or None, array), read-only, in order."""
 
@@ -184,6 +193,19 @@ def contribution_of(entry: Entry, partitions: Sequence[Partition]) -> Contributi
         else:
             gradients[index] = DenseGradient(Paged.cut_like(array.reshape(-1), partitions[index].value))
     return Contribution(gradients, entry["weight"], entry["norm"])
+
+
+def values_of(entry: Entry, partitions: Sequence[Partition]) -> dict[int, Paged | SparseGradient]:
+    """The values in an entry. A pack is of floats: integers are the numbers of elements, and their values follow."""
+    values: dict[int, Paged | SparseGradient] = {}
+    arrays = iter(entry.arrays)
+    for index, array in arrays:
+        assert index is not None
+        if array.dtype == np.int64 and partitions[index].key.members:
+            values[index] = SparseGradient(array, next(arrays)[1])
+        else:
+            values[index] = Paged.cut_like(array.reshape(-1), partitions[index].value)
+    return values
 
 
 def key_of(said: Mapping[str, Any]) -> PartitionKey:

@@ -26,7 +26,7 @@ from protos.errors import InvalidInput, ParameterServerError
 from ps.aggregation import Contribution
 from ps.apply import Exchange, with_slots
 from ps.read_states import ReadStates
-from ps.record import Entry, contribution_of, entries, key_of, path_of, source_digest
+from ps.record import Entry, contribution_of, entries, key_of, path_of, source_digest, values_of
 from ps.rules import UpdateRule, load_rules, make_rule
 from ps.step import stepping
 from ps.story import Event
@@ -95,7 +95,7 @@ class _Shard:
     _rule_of_the_run: bool = True
     _gradients: dict[tuple[int, int, int], tuple[str, Entry]] = field(default_factory=dict)
     _sums: list[Array] = field(default_factory=list)
-    _values: list[tuple[int, Array]] = field(default_factory=list)
+    _values: Entry | None = None
     _read: ReadStates = field(default_factory=ReadStates)
 
     def run(self, until: int | None) -> None:
@@ -109,7 +109,7 @@ class _Shard:
                 worker, generation, sequence = entry["gradient"]
                 self._gradients[worker, generation, sequence] = entry["session"], entry
             elif "values" in entry:
-                self._values = [(index, array) for index, array in entry.arrays if index is not None]
+                self._values = entry
             elif "sums" in entry:
                 self._sums.append(entry.arrays[0][1])
             elif "read" in entry:
@@ -151,10 +151,9 @@ class _Shard:
             self._update(event, {event.worker: contribution}, worker=event.worker, read=read)
         elif event.kind == "assign":
             state = self._present()
-            values = {
-                index: Paged.cut_like(array.reshape(-1), state.partitions[index].value) for index, array in self._values
-            }
-            self.state, self._values = state.with_values(values), []
+            if self._values is not None:
+                self.state = state.with_values(values_of(self._values, state.partitions))
+            self._values = None
 
     def _take(self, key: tuple[Any, ...]) -> tuple[str, Contribution]:
         if key not in self._gradients:

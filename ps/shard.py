@@ -442,7 +442,7 @@ class Shard:
             self._worker_session(session.id, "assign")
             state = self.ready_state()
             self.state = state.with_values(values)
-            self.recorder.values({index: self.state.partitions[index].value for index in values})
+            self.recorder.values(values)
             names = tuple(str(part) for index in values for part in state.partitions[index].key.parts)
             if names:
                 self._tell("assign", worker=session.worker, generation=session.generation, names=names)

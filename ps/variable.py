@@ -206,14 +206,19 @@ class Partition:
             start += size
 
     def with_value(self, value: Paged | SparseGradient) -> Partition:
-        """The partition with another value, or other rows of it. A master copy becomes exactly it: no digits stay behind."""
-        if isinstance(value, SparseGradient):
-            value = self.value.with_rows(value.indices, value.rows)
+        """The partition with another value, or other rows of it. A master copy becomes exactly it: no digits stay behind.
+
+        Of rows that are not named it keeps them.
+        """
+        new = self.value.with_rows(value.indices, value.rows) if isinstance(value, SparseGradient) else value
         if MASTER not in self.slots:
-            return Partition(self.key, value, self.slots)
-        wide = self.slots[MASTER].dtype
-        master = Paged(value.shape, wide, tuple(frozen(page.astype(wide)) for page in value.pages))
-        return Partition(self.key, value, {**self.slots, MASTER: master})
+            return Partition(self.key, new, self.slots)
+        old = self.slots[MASTER]
+        if isinstance(value, SparseGradient):
+            master = old.with_rows(value.indices, value.rows.astype(old.dtype))
+        else:
+            master = Paged(value.shape, old.dtype, tuple(frozen(page.astype(old.dtype)) for page in value.pages))
+        return Partition(self.key, new, {**self.slots, MASTER: master})
 
 
 @dataclass(frozen=True)

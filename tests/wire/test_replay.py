@@ -23,6 +23,7 @@ WORKERS = 3
 VALUES = {
     "emb": np.linspace(-1, 1, 60, dtype=np.float32).reshape(20, 3),
     "h": np.linspace(0, 1, 5).astype(np.float16),
+    "half": np.ones(4, np.float16),
     "w": np.linspace(-2, 2, 12).reshape(4, 3),
     "n": np.arange(2),
 }
@@ -37,10 +38,12 @@ def train(worker: client.Client, index: int, steps: int) -> None:
         rows = client.IndexedSlices(rng.normal(size=(2, 3)).astype("f"), rng.integers(0, 20, 2))
         gradients: dict[str, Any] = {"emb": rows if step % 2 else rng.normal(size=(20, 3)).astype("f")}
         if step % 3:
-            gradients |= {"h": rng.normal(size=5).astype(np.float16), "w": rng.normal(size=(4, 3))}
+            gradients |= {"h": rng.normal(size=5).astype(np.float16), "half": rng.normal(size=4).astype(np.float16)}
+            gradients |= {"w": rng.normal(size=(4, 3))}
         worker.push(gradients, weight=index + 1, scale=4.0 if step % 2 else 1.0)
         if index == 0 and step == 1:
             worker.assign({"n": np.array([step, step])})
+            worker.assign({"h": np.arange(5).astype(np.float16)})
     worker.pull()
     worker.leave()
 

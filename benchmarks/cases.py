@@ -63,9 +63,9 @@ def dense(name: str, widths: list[int]) -> Case:
 
 
 def same_bytes(count: int, total_bytes: int) -> Case:
-    """So many bytes in so many variables of one size."""
+    """So many bytes in so many variables of one size. Its name makes it again, in another process."""
     elements = total_bytes // 4 // count
-    return Case(f"{count} x {elements}", {f"part_{index}": (elements,) for index in range(count)})
+    return Case(f"{count}x{total_bytes}", {f"part_{index}": (elements,) for index in range(count)})
 
 
 STEPS = {

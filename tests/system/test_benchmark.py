@@ -72,5 +72,7 @@ def test_the_cases_are_those_that_are_compared() -> None:
         ("deep", 100, 832_000),
         ("wide", 6, 33_574_912),
     ]
+    # A process is told of a case by its name alone.
+    assert all(named(case.name) == case for case in (*STEPS.values(), named("1x33554432"), named("100x33554432")))
     assert named("100x33554432").bytes == pytest.approx(named("1x33554432").bytes, rel=1e-4)
     assert len(named("100x33554432").variables) == 100

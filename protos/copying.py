@@ -38,7 +38,12 @@ def copy_all(copies: Sequence[tuple[Bytes, bytes | memoryview]]) -> None:
         shares[-1].append(copy)
         taken += copy[0].nbytes
     mine, *others = shares
-    helpers = [_helpers().submit(_copy, share) for share in others]
+    helpers = []
+    try:
+        for share in others:
+            helpers.append(_helpers().submit(_copy, share))
+    except RuntimeError:  # the interpreter is ending, and starts no thread any more
+        mine = [copy for share in shares for copy in share]
     try:
         _copy(mine)
     finally:

@@ -114,7 +114,7 @@ class _Stream:
             operation = _Operation(self.shard, self.session_id, header, self._taken)
             region = self._reply_region(header)
         except ParameterServerError as refusal:
-            error = refusal
+            error = refusal.with_traceback(None)  # which would keep the gradient
         if not request.last and operation is not None and header.operation in PUSHES:
             await self._may_be_long()
         while True:  # read to the operation's end in any case: the next operation begins there
@@ -123,7 +123,7 @@ class _Stream:
                     for block in request.blocks:
                         operation.intake.add(self._fetched(block, operation) if block.shared_bytes else block)
                 except ParameterServerError as refusal:
-                    error = refusal
+                    error = refusal.with_traceback(None)
             if request.last:
                 break
             following = await _next_request(self.context)
@@ -137,7 +137,7 @@ class _Stream:
             try:
                 answer, blocks = await operation.perform()
             except ParameterServerError as refusal:
-                error = refusal
+                error = refusal.with_traceback(None)
             except Exception as bug:
                 log.exception("internal error in %s", operation)
                 error = InternalError(field="exchange", got=f"{type(bug).__name__}: {bug}", expected="an answer")
@@ -226,16 +226,12 @@ class _Operation:
             self.keys = [partition.key for partition in shard.ready_state().partitions]
         self._check_header()
         self.intake = Intake(self.keys, gradients=self.kind in PUSHES)
-        performers: dict[int, Callable[[], Awaitable[tuple[pb.Answer, Iterator[Block]]]]] = {
-            pb.OPERATION_INIT: self._init,
-            pb.OPERATION_PULL: self._pull,
-            pb.OPERATION_PUSH: self._push,
-            pb.OPERATION_PUSH_PULL: self._push_pull,
-            pb.OPERATION_ASSIGN: self._assign,
-        }
-        if self.kind not in performers:
+        if self.kind not in PERFORMERS:
             raise InvalidInput(field="operation", got=self.kind, expected="init, pull, push, push_pull or assign")
-        self.perform = performers[self.kind]
+
+    async def perform(self) -> tuple[pb.Answer, Iterator[Block]]:
+        """Do it: the answer, and the values that go with it."""
+        return await PERFORMERS[self.kind](self)
 
     def _check_header(self) -> None:
         bad = next((partition for partition in self.header.partitions if partition >= len(self.keys)), None)
@@ -304,6 +300,16 @@ class _Operation:
         answer = _answer(result)
         answer.version = state.version
         return answer, _value_blocks(state, self.header, {})
+
+
+# Not kept as bound methods: an operation that refers to itself keeps its gradient until garbage is collected.
+PERFORMERS: dict[int, Callable[[_Operation], Awaitable[tuple[pb.Answer, Iterator[Block]]]]] = {
+    pb.OPERATION_INIT: _Operation._init,
+    pb.OPERATION_PULL: _Operation._pull,
+    pb.OPERATION_PUSH: _Operation._push,
+    pb.OPERATION_PUSH_PULL: _Operation._push_pull,
+    pb.OPERATION_ASSIGN: _Operation._assign,
+}
 
 
 def _value_blocks(state: ShardState, header: pb.Header, rows: dict[int, Indices]) -> Iterator[Block]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -40,3 +42,14 @@ def test_a_forked_child_copies_with_threads_of_its_own() -> None:
         copying.copy_all(parts)
         os._exit(0 if target.all() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_at_the_end_of_the_interpreter_it_copies_without_helpers() -> None:
+    program = (
+        "import atexit, numpy as np; from protos import copying\n"
+        "copying._threads = 3; target = np.zeros((3, 3_000_000), np.uint8)\n"
+        "copy = lambda: copying.copy_all([(part, b'x' * 3_000_000) for part in target])\n"
+        "atexit.register(lambda: (copy(), print(target.all())))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == "True\n"

@@ -6,6 +6,7 @@ not, what a peer can do wrong with it, and that a gradient that is held for a st
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from pathlib import Path
@@ -156,6 +157,25 @@ def test_a_connection_that_breaks_takes_its_memory_with_it() -> None:
             np.testing.assert_array_equal(server.pull()["w"], -6)
             assert transports(server) == ["shared memory"]
     until(lambda: (gc.collect(), mapped() == 0)[-1])
+
+
+@pytest.mark.parametrize("version", [None, (99,)], ids=["taken", "refused"])
+def test_an_operation_that_is_over_keeps_nothing_also_without_collecting_garbage(version: Any) -> None:
+    # claim 7: what clients have shared goes when they go.
+    gc.collect()
+    before = mapped()
+    gc.disable()
+    try:
+        with ps.LocalCluster(1, rule="sgd:learning_rate=1") as local, client.connect(local.cluster, 0) as server:
+            server.init({"w": np.zeros(5000, np.float32)})
+            server.pull()
+            server.push_pull({"w": np.ones(5000, np.float32)})
+            with contextlib.suppress(InvalidVersion):
+                server.push({"w": np.ones(5000, np.float32)}, version=version)
+            assert transports(server) == ["shared memory"]
+        until(lambda: mapped() == before)
+    finally:
+        gc.enable()
 
 
 def mapped() -> int:

@@ -45,6 +45,8 @@ OUTCOMES["duplicate"] = pb.OUTCOME_DUPLICATE
 PUSHES = (pb.OPERATION_PUSH, pb.OPERATION_PUSH_PULL)
 SEATS = {pb.SEAT_UNDECIDED: Seat.UNDECIDED, pb.SEAT_COUNTED: Seat.COUNTED, pb.SEAT_PASSED_OVER: Seat.PASSED_OVER}
 NO_HEADER = pb.Header()
+# How long a push that is let in may say nothing before its place goes to another. It is read on, if it goes on.
+STALL_S = 1.0
 
 
 class Exchanges:
@@ -101,6 +103,14 @@ class _Stream:
         await self._admission.enter(shard_bytes, shard_bytes)
         self._admitted_bytes = shard_bytes
 
+    async def _following(self) -> Request | None:
+        """The operation's next message. A sender that has stopped on its way keeps nobody else waiting."""
+        stalled = asyncio.get_running_loop().call_later(STALL_S, self._taken)
+        try:
+            return await _next_request(self.context)
+        finally:
+            stalled.cancel()
+
     async def _operation(self) -> bool:
         request = await _next_request(self.context)
         if request is None:
@@ -126,7 +136,7 @@ class _Stream:
                     error = refusal.with_traceback(None)
             if request.last:
                 break
-            following = await _next_request(self.context)
+            following = await self._following()
             if following is None:
                 return False
             request = following

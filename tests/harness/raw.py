@@ -99,6 +99,10 @@ class RawPeer:
             self._outbox.put(request)
         return list(self._until_last())
 
+    def begin(self, request: pb.Request) -> None:
+        """Send this and wait for nothing: an operation that may never end."""
+        self._outbox.put(request)
+
     def _until_last(self) -> Iterator[pb.Reply]:
         while True:
             reply = next(self._replies)

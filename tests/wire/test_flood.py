@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 
 import client
 import ps
+from protos import parameter_server_pb2 as pb
 from ps.admission import LEAST_PUSHES, Admission
+from tests.harness.raw import RawPeer
 from tests.harness.threads import together
 
 WORKERS, PUSHES = 16, 4
@@ -47,3 +50,19 @@ def test_a_ps_reads_a_few_of_many_pushes_at_a_time_and_all_come_through(monkeypa
     assert len(most) == WORKERS * PUSHES
     assert max(most) == LEAST_PUSHES * SIZE * 4  # as many as there is room for, and no more
     assert admissions[0].admitted_bytes == 0
+
+
+def test_workers_that_stop_in_the_middle_of_a_push_do_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    # claim 4: their connections stand, so nothing else tells the ps.
+    monkeypatch.setattr("ps.exchange.Admission", lambda: Admission(least_bytes=1))
+    with (
+        ps.LocalCluster(1, "async", LEAST_PUSHES + 1, rule="sgd:learning_rate=1", shared_memory=False) as local,
+        client.connect(local.cluster, worker=0) as worker,
+        contextlib.ExitStack() as stack,
+    ):
+        worker.init({"w": np.zeros(SIZE, np.float32)})
+        for index in range(1, LEAST_PUSHES + 1):
+            peer = stack.enter_context(RawPeer(local.cluster["ps"][0], worker=index, num_workers=LEAST_PUSHES + 1))
+            header = pb.Header(operation=pb.OPERATION_PUSH, session=peer.session, sequence=1)
+            peer.begin(pb.Request(header=header))
+        assert worker.push({"w": np.ones(SIZE, np.float32)}).outcome == "applied"

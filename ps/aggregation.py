@@ -85,11 +85,13 @@ def _shares(aggregation: Aggregation, weights: Array, distances: Array) -> list[
         expected=f"{len(weights)} numbers; arguments are read-only",
         hint="Nothing was applied.",
     )
-    if shares.shape != weights.shape or not np.isfinite(shares).all() or (shares < 0).any() or not shares.sum():
+    with np.errstate(over="ignore"):
+        total = shares.sum()
+    if shares.shape != weights.shape or not np.isfinite(total) or (shares < 0).any() or not total:
         raise RuleFailed(
             field=f"aggregation {aggregation.name}, shares",
             got=f"{shares.tolist()}",
-            expected=f"{len(weights)} numbers of 0 or more, not all 0",
+            expected=f"{len(weights)} numbers of 0 or more, not all 0, with a finite sum",
             hint="Nothing was applied.",
         )
     return [float(share) for share in shares]

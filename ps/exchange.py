@@ -45,6 +45,7 @@ OUTCOMES["duplicate"] = pb.OUTCOME_DUPLICATE
 PUSHES = (pb.OPERATION_PUSH, pb.OPERATION_PUSH_PULL)
 SEATS = {pb.SEAT_UNDECIDED: Seat.UNDECIDED, pb.SEAT_COUNTED: Seat.COUNTED, pb.SEAT_PASSED_OVER: Seat.PASSED_OVER}
 NO_HEADER = pb.Header()
+LEAST_SCALE, MOST_SCALE = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
 # How long a push that is let in may say nothing before its place goes to another. It is read on, if it goes on.
 STALL_S = 1.0
 
@@ -253,6 +254,10 @@ class _Operation:
             number = getattr(self.header, field)
             if number < 0 or not (math.isfinite(number) or field == "gradient_norm"):
                 raise InvalidInput(field=field, got=number, expected="a finite number above 0")
+        scale = self.header.gradient_scale
+        if scale and not LEAST_SCALE <= scale <= MOST_SCALE:  # else all would become 0, or infinite
+            expected = f"{LEAST_SCALE:g} to {MOST_SCALE:g}: gradients are divided in float32"
+            raise InvalidInput(field="gradient_scale", got=scale, expected=expected)
         if self.header.averages and not (self.shard.rule is not None and averages(self.shard.rule)):
             raise InvalidInput(
                 field="averages",

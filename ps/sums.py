@@ -12,6 +12,7 @@ numbers mean. Next: ps/apply.py (who asks), ps/updates.py (who lets them).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,12 +29,16 @@ from protos.errors import InvalidInput, RuleFailed, WrongRun
 from protos.service import METHODS, OPTIONS
 from ps.membership import Membership
 
+log = logging.getLogger("paramserver.ps")
+
 Parts = npt.NDArray[np.float64]
 
 # The part of the sum that ends a step.
 DONE: Parts = np.empty(0)
 # How long a shard waits for the others' parts of a step that it has all gradients for.
 WAIT_S = 30.0
+# How long it tries to say that it cannot make one: pushes wait meanwhile.
+FAILURE_S = 2.0
 # How many sums, and failures to make one, are remembered: for a ps that asks again, or late.
 KEPT = 64
 
@@ -143,21 +148,24 @@ class Totals:
         """This shard cannot make the step: let the others know."""
         if self.adder is not None:
             self.adder.fail(0, key, failure)
-        else:
-            await self._call(self._request(key, failure=wire_text(failure)))
+            return
+        try:
+            await self._call(self._request(key, failure=wire_text(failure)), FAILURE_S)
+        except RuleFailed as unheard:  # what failed first is what counts; the others' own waits end too
+            log.warning("ps 0 could not be told that step %d failed here: %s", key.version, unheard)
 
     def _request(self, key: Key, parts: Sequence[float] = (), failure: str = "") -> pb.SumRequest:
         return pb.SumRequest(
             run_id=self._membership.run_id, ps_index=self._ps_index, parts=parts, failure=failure, **key._asdict()
         )
 
-    async def _call(self, request: pb.SumRequest) -> pb.SumReply:
+    async def _call(self, request: pb.SumRequest, timeout_s: float = WAIT_S + 5) -> pb.SumReply:
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(self._ps_addresses[0], options=OPTIONS)
         method = METHODS["Sum"]
         call = self._channel.unary_unary(method.path, method.request.SerializeToString, method.reply.FromString)
         try:
-            reply: pb.SumReply = await call(request, timeout=WAIT_S + 5, wait_for_ready=True)
+            reply: pb.SumReply = await call(request, timeout=timeout_s, wait_for_ready=True)
         except grpc.RpcError as error:
             reason = status.from_rpc_error(error, "sum")
             if isinstance(reason, RuleFailed):

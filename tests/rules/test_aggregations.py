@@ -311,6 +311,7 @@ def odd(**methods: Any) -> Aggregation:
         ({"shares": lambda self, weights, distances: weights.__imul__(0)}, "ValueError: output array is read-only"),
         ({"shares": lambda self, weights, distances: [1.0]}, "[1.0]"),
         ({"shares": lambda self, weights, distances: weights * 0}, "[0.0, 0.0]"),
+        ({"shares": lambda self, weights, distances: weights * 1e308}, "[1e+308, 1e+308]"),
         ({"shares": lambda self, weights, distances: -weights}, "[-1.0, -1.0]"),
         ({"shares": lambda self, weights, distances: weights * np.nan}, "[nan, nan]"),
         ({"linear": False, "combine": lambda self, gradients: 1 / 0}, "ZeroDivisionError: division by zero"),

@@ -109,6 +109,8 @@ ODD: list[tuple[str, dict[str, Any], type[Any], tuple[str, ...]]] = [
             ({"gradients": {"w": client.IndexedSlices(5, [0])}}, DtypeMismatch, ("gradient of w", "int64")),
             ({"gradients": GOOD, "version": 5}, InvalidVersion, ("version", "5")),
             ({"gradients": GOOD, "weight": "2"}, InvalidInput, ("weight", "'2'")),
+            ({"gradients": GOOD, "scale": 1e39}, InvalidInput, ("scale", "in float32")),
+            ({"gradients": GOOD, "scale": 5e-324}, InvalidInput, ("scale", "in float32")),
             ({"gradients": GOOD, "weight": 10**400}, InvalidInput, ("weight", "a finite number above 0")),
             ({"gradients": GOOD, "weight": np.complex64(1)}, InvalidInput, ("weight", "a finite number above 0")),
             ({"gradients": GOOD, "scale": None}, InvalidInput, ("scale", "None")),

@@ -5,6 +5,8 @@ Each lesson compares several ps with the same arithmetic in one numpy process.
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +16,9 @@ import pytest
 import client
 import ps
 from protos.errors import ConfigurationConflict, InvalidInput, ParameterServerError, RuleFailed
+from ps.membership import Membership
 from ps.rules import Transform, configured, register
+from ps.sums import Key, Totals
 from tests.harness.state import refused
 from tests.harness.threads import Task
 
@@ -280,3 +284,18 @@ def test_a_scaled_gradient_is_divided_in_float32_and_reaches_a_narrow_variable_t
             server.push({"h": np.full(2, tiny * scale, np.float16)}, scale=scale)
         values = server.pull()
     assert values["h"].tolist() == [-(2.0**-26) * 128 * count] * 2
+
+
+def test_a_failure_that_ps_0_cannot_be_told_does_not_hide_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # claim 4: where ps 0 is gone, saying so to it takes little time.
+    monkeypatch.setattr("ps.sums.FAILURE_S", 0.1)
+
+    async def lesson() -> None:
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{nobody.getsockname()[1]}"
+            totals = Totals(1, [address, "127.0.0.1:1"], Membership(1, run_id="a run"))
+            await totals.failed(Key(0, 0, 0), "ZeroDivisionError")
+            await totals.close()
+
+    asyncio.run(lesson())

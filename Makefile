@@ -11,7 +11,7 @@ install: $(INSTALLED)
 # pip's own progress stays visible: TensorFlow is a large download.
 $(INSTALLED): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -e '.[tensorflow-cpu,examples,lab,test,check]'
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[tensorflow-cpu,fast,examples,lab,test,check]'
 	touch $@
 
 demo: install

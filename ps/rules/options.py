@@ -61,9 +61,11 @@ def may_be_cut(rule: UpdateRule) -> bool:
 def may_be_packed(rule: UpdateRule) -> bool:
     """Whether small variables may be held together as one: not where a gradient for one would become one for its neighbours.
 
-    A stage with slots, such as accumulation, makes a gradient for a part one for the whole.
+    A stage with slots, such as accumulation, makes a gradient for a part one for the whole; and a worker's slots begin with
+    its first gradient, so with one for a neighbour, which matters where they begin with what the value is then.
     """
-    return may_be_cut(rule) and not any(stage.slots for stage in stages(rule))
+    begins_with_value = bool(rule.worker_slots) and type(rule).init_slot is not UpdateRule.init_slot
+    return may_be_cut(rule) and not begins_with_value and not any(stage.slots for stage in stages(rule))
 
 
 def uses_norm(rule: UpdateRule) -> bool:

@@ -204,6 +204,32 @@ def test_a_push_for_one_variable_lets_its_neighbours_be_though_gradients_are_hel
     assert_same(after, before)
 
 
+@register("anchored")
+class Anchored(UpdateRule):
+    """w ← w - η (g + w - a), a what it was when this worker pushed for it first."""
+
+    worker_slots = ("anchor",)
+
+    def init_slot(self, name: str, value: Any) -> Any:
+        return value.copy()
+
+    def update(self, ctx: Any, value: Any, grad: Any, *slots: Any) -> Any:
+        return value - ctx.learning_rate * (grad + value - slots[0]), slots[0]
+
+
+def test_what_a_worker_slot_begins_with_is_of_the_first_push_for_its_variable() -> None:
+    with (
+        ps.LocalCluster(1, "async", 2, rule="anchored:learning_rate=0.5") as local,
+        client.connect(local.cluster, worker=0) as zero,
+        client.connect(local.cluster, worker=1) as one,
+    ):
+        zero.init({"x": np.zeros(4, np.float32), "y": np.zeros(4, np.float32)})
+        zero.push({"x": np.ones(4, np.float32)})
+        one.push({"y": np.ones(4, np.float32)})
+        zero.push({"y": np.ones(4, np.float32)})
+        np.testing.assert_array_equal(zero.pull()["y"], -1.0)
+
+
 def test_the_status_and_the_story_speak_of_variables() -> None:
     with ps.LocalCluster(1, rule="sgd") as local, client.connect(local.cluster, worker=0) as server:
         server.init(VALUES)

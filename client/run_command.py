@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from client.run_job import Job, Settings
+from protos.errors import InvalidInput
 
 _EXIT_NOT_FOUND = 127
 _OF_ONE_PS = ("cluster", "index", "bind")
@@ -58,14 +59,28 @@ def _check_mode(mode: str | None, slack: int | None, backup_workers: int | None)
             raise click.UsageError(f"got {flag} {value} {got}, expected --mode {its_mode}, which alone has it")
 
 
+def _compression(ctx: click.Context, param: click.Parameter, said: str) -> str:
+    from client import compression  # only here is it worth loading
+
+    try:
+        compression.parse(said)
+    except InvalidInput as error:
+        raise click.BadParameter(f"got {error.got}, expected {error.expected}") from None
+    return said
+
+
 def _children_environment(
-    ps_options: Iterable[str], run_id: str, connect_timeout_s: float | None, wait_timeout_s: float | None
+    ps_options: Iterable[str],
+    run_id: str,
+    connect_timeout_s: float | None,
+    wait_timeout_s: float | None,
+    compression: str,
 ) -> dict[str, str]:
     # The options of the ps were read here, once, and go on as flags: nobody may read them again and disagree. And which
     # ps a process is, nobody's environment can know.
     dropped = {"PARAMSERVER_PROGRESS_FD", *(f"PARAMSERVER_{name.upper()}" for name in (*ps_options, *_OF_ONE_PS))}
     environment = {key: value for key, value in os.environ.items() if key not in dropped}
-    environment |= {"PARAMSERVER_RUN_ID": run_id, "PYTHONUNBUFFERED": "1"}
+    environment |= {"PARAMSERVER_RUN_ID": run_id, "PYTHONUNBUFFERED": "1", "PARAMSERVER_COMPRESSION": compression}
     if connect_timeout_s is not None:
         environment["PARAMSERVER_CONNECT_TIMEOUT_S"] = f"{connect_timeout_s:g}"
     if wait_timeout_s is not None:
@@ -158,6 +173,14 @@ def _children_environment(
     "--no-shared-memory", is_flag=True, help="Exchange values and gradients through connections, not shared memory."
 )
 @click.option(
+    "--apply-threads",
+    type=click.IntRange(1),
+    metavar="N",
+    envvar="PARAMSERVER_APPLY_THREADS",
+    show_envvar=True,
+    help="Threads of each ps that update large variables together.  [default: processors]",
+)
+@click.option(
     "--lease",
     type=click.FloatRange(0.1),
     callback=_finite,
@@ -177,6 +200,17 @@ def _children_environment(
     envvar="PARAMSERVER_GRACE_S",
     show_envvar=True,
     help="Time between asking a process to stop and killing it.",
+)
+@click.option(
+    "--compression",
+    default="none",
+    callback=_compression,
+    metavar="NAME",
+    envvar="PARAMSERVER_COMPRESSION",
+    show_envvar=True,
+    show_default=True,
+    help="Make gradients smaller for the way: float16, bfloat16, int8, sign, top_k or top_k:RATIO. What is lost of one goes "
+    "with the next.",
 )
 @click.option(
     "--connect-timeout",
@@ -213,6 +247,7 @@ def main(
     connect_timeout_s: float | None,
     wait_timeout_s: float | None,
     run_id: str | None,
+    compression: str,
     command: tuple[str, ...],
     **ps_options: Any,
 ) -> None:
@@ -270,13 +305,14 @@ def main(
     connect_timeout_or_default_s = 60.0 if connect_timeout_s is None else connect_timeout_s
     described += [f"grace {grace_s:g} s", f"connect timeout {connect_timeout_or_default_s:g} s"]
     described += [f"wait timeout {wait_timeout_s:g} s"] if wait_timeout_s is not None else []
+    described += [f"compression {compression}"] if compression != "none" else []
     run_id = run_id or secrets.token_hex(8)
     settings = Settings(
         workers=workers,
         servers=servers,
         command=(program, *command[1:]),
         server=(*server_program(Path(sys.executable).parent), *ps_flags),
-        environment=_children_environment(ps_options, run_id, connect_timeout_s, wait_timeout_s),
+        environment=_children_environment(ps_options, run_id, connect_timeout_s, wait_timeout_s, compression),
         run_id=run_id,
         grace_s=grace_s,
         connect_timeout_s=connect_timeout_or_default_s,

@@ -1,9 +1,9 @@
 """How does one state of a shard become the next? The engine that feeds gradients to transforms and to a rule.
 
 A push goes through the stages of Keras's optimizers (ps/rules/options.py): gradient transforms in their order, the decay of
-the weights, the rule, the moving average. Elementwise maths gets one page at a time: value, gradient and slots of a page
-fit in the cache together, so each byte comes from memory once; other maths gets the variable whole, in its shape. A sparse
-gradient updates the rows it names and leaves the others alone, slots included.
+the weights, the rule, the moving average. Elementwise maths gets one page at a time, and is one loop over it where the
+variable is large (ps/fused.py); other maths gets the variable whole, in its shape. A sparse gradient updates the rows it
+names and leaves the others alone, slots included.
 
 16-bit variables have a float32 master copy among their slots: it is what is updated, and the value is it, rounded.
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy.typing as npt
 
 from client import arguments, initialize
+from client.compression import Traffic
 from client.fanout import MARGIN_S, Fanout
 from client.headers import checked_version, milliseconds, positive, pull_headers, push_headers
 from client.model import Model
@@ -35,6 +36,7 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import Array, wire_text
 from protos.errors import (
     InitConflict,
+    InvalidInput,
     NotInitialized,
     NotJoined,
     ParameterServerError,
@@ -241,6 +243,7 @@ class Client:
         session = self._session()
         headers, makers, _ = self._push_headers(session, gradients, pb.OPERATION_PUSH, version, sequence, weight, scale)
         answers = self._fanout(session).push(headers, makers, None, None, leader_first=self._leader_first)
+        session.compressor.answered(headers[0].sequence)
         return push_result(answers, headers[0].sequence)
 
     def push_pull(
@@ -264,6 +267,7 @@ class Client:
         receiver = Receiver(model, list(model.variables), {})
         fanout = self._fanout(session)
         answers = fanout.push(headers, makers, receiver, wait_s, leader_first=self._leader_first)
+        session.compressor.answered(headers[0].sequence)
         versions = tuple(answer.version for answer in answers)
         if self._one_version and len(set(versions)) > 1:  # some shards lag behind: ask them again
             nothing: list[MakeBlocks] = [lambda: iter(())] * model.num_ps
@@ -304,6 +308,14 @@ class Client:
         weight, scale = positive(weight, "weight"), positive(scale, "scale")
         norm = global_norm(gradients) if model.wants_norm else None
         headers = push_headers(operation, session.sequence(sequence), at, weight, scale, norm)
+        if session.compressor:
+            if norm is not None:
+                raise InvalidInput(
+                    field="compression",
+                    got=f"{self._settings.compression}, and a rule that clips by the norm of the whole gradient",
+                    expected="sync mode for both, where the ps compute the norm of what arrives",
+                )
+            makers = session.compressor.push(model, makers, headers[0].sequence, scale)
         return headers, makers, at
 
     def assign(self, values: Mapping[str, npt.ArrayLike]) -> None:
@@ -321,6 +333,10 @@ class Client:
         session = self._session()
         request = pb.StatusRequest()
         return job_status([(peer, session.call(peer, "Status", request)) for peer in session.peers])
+
+    def traffic(self) -> Traffic:
+        """Bytes of gradients since this process connected, as they are and as they were sent; (0, 0) without compression."""
+        return self._session().compressor.traffic
 
     def leave(self, reason: str = "") -> None:
         """This worker is done: barriers and clocks go on without it. Says so to every ps, then closes; once is enough."""

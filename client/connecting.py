@@ -24,13 +24,15 @@ def connect(
     wait_timeout_s: float | None = None,
     retry_budget_s: float | None = None,
     shared_memory: bool | None = None,
+    compression: str | None = None,
 ) -> Client:
     """Join every ps of a cluster and return a Client.
 
     cluster: as in TF_CONFIG, with or without its "task"; None to read TF_CONFIG. worker: index among the workers, the chief
     first; by default the task's. observer: read only, counted nowhere (an evaluator task is one by itself).
     Waits up to connect_timeout_s (60) for each ps. Raises InvalidInput, ClusterError, PeerUnavailable, WrongRun,
-    WorkerIndexTaken, ProtocolMismatch. The other settings: client/settings.py.
+    WorkerIndexTaken, ProtocolMismatch. compression: float16, bfloat16, int8, sign, top_k or top_k:RATIO makes gradients
+    smaller for the way, and keeps what is lost for the next; none by default. The other settings: client/settings.py.
     """
     flag("observer", observer)
     settings = resolve(
@@ -39,6 +41,7 @@ def connect(
         wait_timeout_s=wait_timeout_s,
         retry_budget_s=retry_budget_s,
         shared_memory=shared_memory,
+        compression=compression,
     )
     task: Task | None = None
     if cluster is None:

@@ -60,13 +60,14 @@ def _check_mode(mode: str | None, slack: int | None, backup_workers: int | None)
 
 
 def _compression(ctx: click.Context, param: click.Parameter, said: str) -> str:
-    from client import compression  # only here is it worth loading
+    if said not in ("", "none"):
+        from client import compression  # which takes a while to load
 
-    try:
-        compression.parse(said)
-    except InvalidInput as error:
-        raise click.BadParameter(f"got {error.got}, expected {error.expected}") from None
-    return said
+        try:
+            compression.parse(said)
+        except InvalidInput as error:
+            raise click.BadParameter(f"got {error.got}, expected {error.expected}") from None
+    return said or "none"
 
 
 def _children_environment(

@@ -19,7 +19,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from client import at_exit
+from client import at_exit, compression
+from client.compression import Compressor
 from client.fork import Gate, register
 from client.retry import Retry
 from client.settings import Settings
@@ -61,6 +62,8 @@ class Session:
         self._sequence_lock = threading.Lock()
         self._newest_sequence = 0
         self.left = False
+        # Of this process: what a parent has not sent yet is the parent's to send.
+        self.compressor = Compressor(compression.parse(settings.compression))
         self._retry = Retry(budget_s=settings.retry_budget_s)
         self._wait_timeout_s = settings.wait_timeout_s
         self._parent_id = parent.id if parent is not None else ""

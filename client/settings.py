@@ -5,6 +5,7 @@ PARAMSERVER_CONNECT_TIMEOUT_S  how long to wait for a ps that is not up (60)
 PARAMSERVER_WAIT_TIMEOUT_S     how long a barrier, or a reply, may take (300)
 PARAMSERVER_RETRY_BUDGET_S     how long a broken call is tried again (10)
 PARAMSERVER_SHARED_MEMORY      whether to use shared memory with a ps on this host (true)
+PARAMSERVER_COMPRESSION        how gradients are made smaller for the way (none)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from client.arguments import flag, printable
+from client.arguments import flag, printable, text
 from protos.errors import InvalidInput
 
 # A century: what is longer is a mistake, and what a deadline cannot hold.
@@ -23,13 +24,16 @@ MOST_S = 100 * 365 * 86400.0
 
 @dataclass(frozen=True)
 class Settings:
-    """Seconds, but run_id, which is empty to take whatever the first ps says, and shared_memory: whether to use it."""
+    """Seconds, but run_id, which is empty to take whatever the first ps says, shared_memory: whether to use it, and
+    compression: none, or the name of one; see client/compression.py.
+    """
 
     run_id: str
     connect_timeout_s: float
     wait_timeout_s: float
     retry_budget_s: float
     shared_memory: bool = True
+    compression: str = "none"
 
 
 def resolve(
@@ -39,6 +43,7 @@ def resolve(
     wait_timeout_s: float | None = None,
     retry_budget_s: float | None = None,
     shared_memory: bool | None = None,
+    compression: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Settings:
     """The settings in force. InvalidInput, by name, for what is not a number of seconds."""
@@ -57,7 +62,17 @@ def resolve(
         shared_memory=_switch(environ.get("PARAMSERVER_SHARED_MEMORY") or "true")
         if shared_memory is None
         else flag("shared_memory", shared_memory),
+        compression=_compression(compression, environ),
     )
+
+
+def _compression(said: str | None, environ: Mapping[str, str]) -> str:
+    from client import compression  # it needs much of the client, and the settings need nothing
+
+    field = "PARAMSERVER_COMPRESSION" if said is None else "compression"
+    name = environ.get("PARAMSERVER_COMPRESSION", "") if said is None else text(field, said)
+    compression.parse(name, field)
+    return name or "none"
 
 
 def _switch(text: str) -> bool:

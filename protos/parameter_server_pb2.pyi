@@ -27,6 +27,15 @@ class Seat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SEAT_COUNTED: _ClassVar[Seat]
     SEAT_PASSED_OVER: _ClassVar[Seat]
 
+class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENCODING_NONE: _ClassVar[Encoding]
+    ENCODING_FLOAT16: _ClassVar[Encoding]
+    ENCODING_BFLOAT16: _ClassVar[Encoding]
+    ENCODING_INT8: _ClassVar[Encoding]
+    ENCODING_TOP_K: _ClassVar[Encoding]
+    ENCODING_SIGN: _ClassVar[Encoding]
+
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
@@ -45,6 +54,12 @@ OPERATION_ASSIGN: Operation
 SEAT_UNDECIDED: Seat
 SEAT_COUNTED: Seat
 SEAT_PASSED_OVER: Seat
+ENCODING_NONE: Encoding
+ENCODING_FLOAT16: Encoding
+ENCODING_BFLOAT16: Encoding
+ENCODING_INT8: Encoding
+ENCODING_TOP_K: Encoding
+ENCODING_SIGN: Encoding
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_APPLIED: Outcome
 OUTCOME_BUFFERED: Outcome
@@ -246,20 +261,22 @@ class Segment(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., nbytes: _Optional[int] = ..., nonce: _Optional[bytes] = ..., host: _Optional[str] = ...) -> None: ...
 
 class Block(_message.Message):
-    __slots__ = ("partition", "page", "data", "indices", "shared_offset", "shared_bytes")
+    __slots__ = ("partition", "page", "data", "indices", "shared_offset", "shared_bytes", "encoding")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     PAGE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     SHARED_OFFSET_FIELD_NUMBER: _ClassVar[int]
     SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
     partition: int
     page: int
     data: bytes
     indices: bytes
     shared_offset: int
     shared_bytes: int
-    def __init__(self, partition: _Optional[int] = ..., page: _Optional[int] = ..., data: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., shared_offset: _Optional[int] = ..., shared_bytes: _Optional[int] = ...) -> None: ...
+    encoding: Encoding
+    def __init__(self, partition: _Optional[int] = ..., page: _Optional[int] = ..., data: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., shared_offset: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("header", "blocks", "last")

@@ -26,13 +26,15 @@ _HEADER, _BLOCKS, _LAST, _ERROR = (
     0x18,
     0x22,
 )  # of Request (header, blocks, last) and Reply (answer, …, error)
-_PARTITION, _PAGE, _DATA, _INDICES, _OFFSET, _SHARED = 0x08, 0x10, 0x1A, 0x22, 0x28, 0x30  # of Block
+# Of Block.
+_PARTITION, _PAGE, _DATA, _INDICES, _OFFSET, _SHARED, _ENCODING = 0x08, 0x10, 0x1A, 0x22, 0x28, 0x30, 0x38
 
 
 class Block(NamedTuple):
     """A piece of one partition, as message Block has it. data and indices: bytes, or a view of the message they came in.
 
-    shared_bytes: not 0 where the data is in shared memory instead, from shared_offset on.
+    shared_bytes: not 0 where the data is in shared memory instead, from shared_offset on. encoding: what the data means, if
+    not elements as they are; see encodings.py.
     """
 
     partition: int = 0
@@ -41,10 +43,11 @@ class Block(NamedTuple):
     indices: Buffer = b""
     shared_offset: int = 0
     shared_bytes: int = 0
+    encoding: int = 0
 
     def in_shared_memory(self, offset: int) -> Block:
         """The same block, its data lying there."""
-        return Block(self.partition, self.page, b"", self.indices, offset, len(self.data))
+        return Block(self.partition, self.page, b"", self.indices, offset, len(self.data), self.encoding)
 
 
 class Request(NamedTuple):
@@ -112,7 +115,7 @@ def _encode(first: bytes | None, blocks: Iterable[Block], last: bool) -> bytes:
     parts: list[Any] = []
     if first is not None:
         parts += (b"\x0a", _varint(len(first)), first)
-    for partition, page, data, indices, shared_offset, shared_bytes in blocks:
+    for partition, page, data, indices, shared_offset, shared_bytes, encoding in blocks:
         head = b""
         if partition:
             head += b"\x08" + _varint(partition)
@@ -129,6 +132,8 @@ def _encode(first: bytes | None, blocks: Iterable[Block], last: bool) -> bytes:
             end = b"\x28" + _varint(shared_offset)
         if shared_bytes:
             end += b"\x30" + _varint(shared_bytes)
+        if encoding:
+            end += b"\x38" + _varint(encoding)
         parts += (b"\x12", _varint(size + len(tail) + index_size + len(end)), head, data, tail, indices, end)
     if last:
         parts.append(b"\x18\x01")
@@ -199,7 +204,7 @@ def _decode_block(data: bytes, view: memoryview, at: int, end: int) -> Block:
     partition = page = 0
     payload: Buffer = b""
     indices: Buffer = b""
-    shared_offset = shared_bytes = 0
+    shared_offset = shared_bytes = encoding = 0
     newest = 0
     while at < end:
         tag = data[at]
@@ -221,11 +226,13 @@ def _decode_block(data: bytes, view: memoryview, at: int, end: int) -> Block:
             shared_offset = number & 0xFFFFFFFFFFFFFFFF
         elif tag == _SHARED:
             shared_bytes = number & 0xFFFFFFFFFFFFFFFF
+        elif tag == _ENCODING and number < 0x80:
+            encoding = number
         else:
             raise _Unexpected
     if at != end or end > len(data):
         raise _Unexpected
-    return Block(partition, page, payload, indices, shared_offset, shared_bytes)
+    return Block(partition, page, payload, indices, shared_offset, shared_bytes, encoding)
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
@@ -245,7 +252,10 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _blocks(message: pb.Request | pb.Reply) -> list[Block]:
-    return [Block(b.partition, b.page, b.data, b.indices, b.shared_offset, b.shared_bytes) for b in message.blocks]
+    return [
+        Block(b.partition, b.page, b.data, b.indices, b.shared_offset, b.shared_bytes, b.encoding)
+        for b in message.blocks
+    ]
 
 
 __all__ = [

@@ -15,6 +15,7 @@ import numpy as np
 
 from protos import parameter_server_pb2 as pb
 from protos.codec import INDEX_DTYPE, Array, dtype_of, elements
+from protos.encodings import decoded
 from protos.errors import (
     DtypeMismatch,
     InvalidInput,
@@ -78,6 +79,9 @@ class Intake:
                 field=str(key), got=f"page {block.page}", expected=f"page {len(pages)} of {expected.pages}"
             )
         data = block.data
+        if block.encoding:
+            pages.append(self._decoded(block, key, expected))
+            return
         if len(data) != expected.nbytes(block.page):
             raise ShapeMismatch(
                 field=str(key),
@@ -86,9 +90,24 @@ class Intake:
             )
         pages.append(elements(data, dtype_of(key.dtype)))
 
+    def _decoded(self, block: Block, key: PartitionKey, expected: ExpectedPages) -> Array:
+        """A page that was made smaller for the way: of a gradient only, values are exact."""
+        self._refuse_encoding(block, key, allowed=self._gradients)
+        dtype = dtype_of(key.dtype)
+        count = expected.nbytes(block.page) // dtype.itemsize
+        return frozen(decoded(block.data, block.encoding, count, dtype, f"{key}, page {block.page}"))
+
+    @staticmethod
+    def _refuse_encoding(block: Block, key: PartitionKey, *, allowed: bool) -> None:
+        if block.encoding and not allowed:
+            raise InvalidInput(
+                field=str(key), got=f"encoding {block.encoding}", expected="none: only pages of gradients have one"
+            )
+
     def _add_rows(self, block: Block, key: PartitionKey) -> None:
         if not key.variable_shape:
             raise ShapeMismatch(field=key.name, got="rows of a scalar", expected="a variable with rows")
+        self._refuse_encoding(block, key, allowed=False)
         if len(block.indices) % INDEX_DTYPE.itemsize or block.partition in self._dense:
             raise InvalidInput(
                 field=str(key), got=f"{len(block.indices)} bytes of indices", expected="int64 row numbers"

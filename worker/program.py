@@ -198,6 +198,9 @@ def _train(settings: Settings, server: Client, file: ModelFile, model: Any, data
         started=started,
     )
     print(f"worker {server.worker}: {summary}", flush=True)
+    raw_bytes, sent_bytes = server.traffic()
+    if raw_bytes:
+        print(f"worker {server.worker}: gradients of {raw_bytes:,} bytes sent in {sent_bytes:,}", flush=True)
     return summary.values
 
 

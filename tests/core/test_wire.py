@@ -15,7 +15,7 @@ from protos.wire import Block
 small = st.binary(max_size=300)
 numbers = st.one_of(st.integers(0, 300), st.integers(0, 2**32 - 1))
 large = st.one_of(st.just(0), st.integers(0, 2**64 - 1))
-blocks = st.lists(st.builds(Block, numbers, numbers, small, small, large, large), max_size=5)
+blocks = st.lists(st.builds(Block, numbers, numbers, small, small, large, large, st.integers(0, 5)), max_size=5)
 headers = st.none() | st.builds(
     pb.Header,
     operation=st.sampled_from(pb.Operation.values()),
@@ -35,7 +35,8 @@ def messages(given_blocks: list[Block]) -> list[pb.Block]:
 
 def plain(given_blocks: Any) -> list[tuple[Any, ...]]:
     return [
-        (b.partition, b.page, bytes(b.data), bytes(b.indices), b.shared_offset, b.shared_bytes) for b in given_blocks
+        (b.partition, b.page, bytes(b.data), bytes(b.indices), b.shared_offset, b.shared_bytes, b.encoding)
+        for b in given_blocks
     ]
 
 
@@ -95,7 +96,7 @@ def test_a_message_that_is_cut_off_or_changed_is_read_as_protobuf_reads_it(
 def test_a_field_that_is_new_is_passed_over() -> None:
     data = wire.encode_request(None, [Block(3, 0, b"abc")], True)
     newer = data + b"\xfa\x01\x03new"  # field 31, three bytes
-    assert plain(wire.decode_request(newer).blocks) == [(3, 0, b"abc", b"", 0, 0)]
+    assert plain(wire.decode_request(newer).blocks) == [(3, 0, b"abc", b"", 0, 0, 0)]
 
 
 def test_a_block_shares_the_memory_of_its_message() -> None:

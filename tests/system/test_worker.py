@@ -114,6 +114,16 @@ def test_with_prefetch_the_digits_are_learnt_too_and_the_staleness_it_adds_is_to
     programs.assert_none_left()
 
 
+def test_with_compressed_gradients_the_digits_are_learnt_too_and_the_bytes_are_told(programs: Programs) -> None:
+    command = [sys.executable, "-m", "worker", str(ROOT / "examples" / "digits.py"), "--epochs", "6"]
+    job = programs.run("-n", "1", "-s", "2", "--compression", "sign", "--", *command, "--require", "accuracy=0.95")
+    assert job.wait(LONG_S) == 0
+    told = job.expect(r"worker 0: gradients of ([\d,]+) bytes sent in ([\d,]+)$")
+    raw_bytes, sent_bytes = (int(told[number].replace(",", "")) for number in (1, 2))
+    assert sent_bytes < 0.05 * raw_bytes
+    programs.assert_none_left()
+
+
 def test_a_flag_comes_before_the_environment_and_what_is_in_force_is_printed(programs: Programs) -> None:
     cluster = free_cluster()
     (server,) = programs.servers(cluster)

@@ -75,6 +75,11 @@ def ids(*numbers: int) -> bytes:
     return np.array(numbers, "<i8").tobytes()
 
 
+def encoded(encoding: int, data: bytes, **where: Any) -> pb.Block:
+    """The page of `row`, 10 elements, or what is said to be it."""
+    return pb.Block(partition=2, data=data, encoding=encoding, **where)  # type: ignore[arg-type]
+
+
 def block(partition: int, page: int = 0, data: bytes = b"", indices: bytes = b"") -> pb.Block:
     return pb.Block(partition=partition, page=page, data=data, indices=indices)
 
@@ -107,6 +112,17 @@ BAD_GRADIENTS: dict[str, tuple[type[ParameterServerError], list[pb.Block]]] = {
     "fewer values than rows": (ShapeMismatch, [block(2, data=ROW, indices=ids(0, 1))]),
     "rows of a scalar": (ShapeMismatch, [block(3, data=bytes(4), indices=ids(0))]),
     "rows after a page": (InvalidInput, [block(2, data=bytes(40)), block(2, data=ROW, indices=ids(0))]),
+    "an encoding that is none": (InvalidInput, [encoded(9, bytes(40))]),
+    "an encoding far off": (InvalidInput, [encoded(-1, bytes(40))]),
+    "float16, too long": (ShapeMismatch, [encoded(pb.ENCODING_FLOAT16, bytes(40))]),
+    "bfloat16, too short": (ShapeMismatch, [encoded(pb.ENCODING_BFLOAT16, bytes(19))]),
+    "int8 without scale": (ShapeMismatch, [encoded(pb.ENCODING_INT8, bytes(10))]),
+    "signs without scale": (ShapeMismatch, [encoded(pb.ENCODING_SIGN, bytes(2))]),
+    "signs, one byte short": (ShapeMismatch, [encoded(pb.ENCODING_SIGN, bytes(5))]),
+    "top_k, half a pair": (ShapeMismatch, [encoded(pb.ENCODING_TOP_K, bytes(12))]),
+    "top_k, beyond the page": (InvalidInput, [encoded(pb.ENCODING_TOP_K, bytes([10, 0, 0, 0]) + bytes(4))]),
+    "top_k, the same twice": (InvalidInput, [encoded(pb.ENCODING_TOP_K, bytes(8) + bytes(8))]),
+    "encoded rows": (InvalidInput, [encoded(pb.ENCODING_FLOAT16, bytes(4), indices=ids(0))]),
     "a page after rows": (InvalidInput, [block(2, data=ROW, indices=ids(0)), block(2, data=bytes(40))]),
 }
 

@@ -18,6 +18,7 @@ from protos.codec import Array
 from protos.errors import RuleFailed
 from ps.answers import guarded
 from ps.apply import Exchange, alone, sum_of_squares
+from ps.faults import NOTHING, RETURN
 from ps.feed import compute, densify
 from ps.rules.aggregations import Aggregation, Mean
 from ps.variable import (
@@ -79,20 +80,19 @@ def aggregating(
 
 
 def _shares(aggregation: Aggregation, weights: Array, distances: Array) -> list[float]:
-    shares = guarded(
-        lambda: np.asarray(aggregation.shares(frozen(weights), frozen(distances)), np.float64),
-        field=f"aggregation {aggregation.name}, shares",
-        expected=f"{len(weights)} numbers; arguments are read-only",
-        hint="Nothing was applied.",
-    )
+    field, expected = f"aggregation {aggregation.name}, shares", f"{len(weights)} numbers"
+    answer = guarded(lambda: aggregation.shares(frozen(weights), frozen(distances)), field=field)
+    if answer is None:
+        raise RuleFailed(field=field, got="None", expected=expected, hint=f"{RETURN} {NOTHING}")
+    shares = guarded(lambda: np.asarray(answer, np.float64), field=field, expected=expected)
     with np.errstate(over="ignore"):
         total = shares.sum()
     if shares.shape != weights.shape or not np.isfinite(total) or (shares < 0).any() or not total:
         raise RuleFailed(
-            field=f"aggregation {aggregation.name}, shares",
+            field=field,
             got=f"{shares.tolist()}",
-            expected=f"{len(weights)} numbers of 0 or more, not all 0, with a finite sum",
-            hint="Nothing was applied.",
+            expected=f"{expected} of 0 or more, not all 0, with a finite sum",
+            hint=NOTHING,
         )
     return [float(share) for share in shares]
 
@@ -143,21 +143,20 @@ def _combined(aggregation: Aggregation, gradients: Sequence[Gradient | None], pa
 
 
 def _combined_page(aggregation: Aggregation, stack: Array, field: str) -> Array:
-    combined = guarded(
-        lambda: np.asarray(aggregation.combine(stack)),
-        field=field,
-        expected="a new array; the argument is read-only",
-        hint="Nothing was applied.",
-    )
+    answer = guarded(lambda: aggregation.combine(stack), field=field)
+    expected = f"{stack.dtype.name} {stack.shape[1:]}, one number for each element of a flat piece"
+    if answer is None:
+        raise RuleFailed(field=field, got="None", expected=expected, hint=f"{RETURN} {NOTHING}")
+    combined = guarded(lambda: np.asarray(answer), field=field, expected=expected)
     if combined.shape != stack.shape[1:] or combined.dtype.kind != "f":
         raise RuleFailed(
             field=field,
             got=f"{combined.dtype.name} {combined.shape}",
-            expected=f"{stack.dtype.name} {stack.shape[1:]}",
-            hint="Nothing was applied.",
+            expected=expected,
+            hint=NOTHING,
         )
     if combined.size and np.isnan(combined.min()) and np.isfinite(stack).all():
-        raise RuleFailed(field=field, got="NaN from finite gradients", expected="numbers", hint="Nothing was applied.")
+        raise RuleFailed(field=field, got="NaN from finite gradients", expected="numbers", hint=NOTHING)
     return frozen(combined.astype(stack.dtype, copy=False))
 
 

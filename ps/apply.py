@@ -25,6 +25,7 @@ import numpy.typing as npt
 from protos.codec import Array
 from protos.errors import RuleFailed
 from ps.answers import all_checked, arrays_of, checked_array, guarded
+from ps.faults import NOTHING, RETURN
 from ps.feed import Feed, compute
 from ps.fused import one_pass
 from ps.rules import Context, UpdateRule, options
@@ -118,10 +119,10 @@ def updating(
 
 def _rate(rule: UpdateRule, step: int) -> float:
     """The learning rate at this step, as a Python number, which widens nothing it is multiplied with."""
-    field, expected = f"rule {rule.name}, learning_rate at step {step}", "a finite number"
+    field, expected = f"rule {rule.name}, learning_rate at step {step}", "a finite number of 0 or more"
     rate = guarded(lambda: float(rule.rate_at(step)), field=field, expected=expected)
-    if not math.isfinite(rate):
-        raise RuleFailed(field=field, got=f"{rate}", expected=expected, hint="Nothing was applied.")
+    if not math.isfinite(rate) or rate < 0:
+        raise RuleFailed(field=field, got=f"{rate}", expected=expected, hint=NOTHING)
     return rate
 
 
@@ -162,11 +163,11 @@ def _worker_slots(rule: UpdateRule, worker: int | None) -> list[str]:
 def _first_slot(rule: UpdateRule, name: str, value: Paged, partition: Partition) -> Paged:
     what = f"rule {rule.name}, {name} of {partition.key}"
     blocks = value.pages if rule.elementwise else (frozen(value.whole()),)
-    first = guarded(
-        lambda: [np.asarray(rule.init_slot_of(partition.key.name, name, block)) for block in blocks],
-        field=f"rule {rule.name}, init_slot {name} of {partition.key}",
-        expected="an array; the argument is read-only",
-    )
+    field = f"rule {rule.name}, init_slot {name} of {partition.key}"
+    first = guarded(lambda: [rule.init_slot_of(partition.key.name, name, block) for block in blocks], field=field)
+    if any(new is None for new in first):
+        raise RuleFailed(field=field, got="None", expected="an array", hint=RETURN)
+    first = guarded(lambda: list(map(np.asarray, first)), field=field, expected="an array")
     checked = [
         checked_array(what, new, block.shape if rule.elementwise else new.shape, block.dtype)
         for new, block in zip(first, blocks)
@@ -207,7 +208,7 @@ def _transform(
 
     def piece(at: int) -> tuple[bool, list[Array]]:
         value, grad, olds = values[at], grads[at], [slot[at] for slot in slots]
-        answer = arrays_of(what, partition, returns, lambda: stage.transform(ctx, value, grad, *olds))
+        answer = arrays_of(what, partition, returns, stage, lambda: stage.transform(ctx, value, grad, *olds))
         held = answer[0] is None
         return held, all_checked(
             what, partition, returns, [grad, *answer[1:]] if held else answer, [grad, *olds], [value]
@@ -220,7 +221,7 @@ def _transform(
             field=f"{what}, gradient of {partition.key}",
             got="None for a part of it",
             expected="None for all of a push, or for nothing of it",
-            hint="Nothing was applied. Let ctx.push decide, not the numbers.",
+            hint=f"{NOTHING} Let ctx.push decide, not the numbers.",
         )
     columns = _columns([new for _, new in pieces], 1 + len(names))
     kept = {name: feed.join(column, partition.slots[name]) for name, column in zip(names, columns[1:])}
@@ -259,7 +260,7 @@ def _update(
         if at_once is not None and (made := at_once(arguments)) is not None:
             return [frozen(each) for each in made]
         # numpy, which also says what is wrong where something is
-        answer = arrays_of(what, partition, returns, lambda: maths(arguments))
+        answer = arrays_of(what, partition, returns, rule, lambda: maths(arguments))
         return all_checked(what, partition, returns, answer, [values[at], *old], [grads[at], *read])
 
     columns = _columns(list(each(piece, range(len(grads)))), 1 + len(names))

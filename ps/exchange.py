@@ -21,7 +21,7 @@ import numpy as np
 from protos import parameter_server_pb2 as pb
 from protos import status
 from protos.codec import batches, sparse_blocks
-from protos.errors import InternalError, InvalidInput, NotJoined, ParameterServerError, UnknownVariable
+from protos.errors import InternalError, InvalidInput, NotJoined, ParameterServerError, RuleFailed, UnknownVariable
 from protos.segment import Address, Region, Segment, placed
 from protos.wire import Block, Buffer, DecodeError, Request, decode_request, encode_reply
 from ps.accounting import PushResult
@@ -30,6 +30,7 @@ from ps.aggregation import Contribution
 from ps.apply import AVERAGE
 from ps.configuration import Configuration
 from ps.consistency import Seat
+from ps.faults import log_once
 from ps.intake import Intake, partition_key
 from ps.membership import Session
 from ps.rules.options import averages
@@ -154,6 +155,8 @@ class _Stream:
                 error = InternalError(field="exchange", got=f"{type(bug).__name__}: {bug}", expected="an answer")
         if error is not None:
             log.debug("refused: %s", error)
+            if isinstance(error, RuleFailed):
+                log_once(error)
             await self.context.write(pb.Reply(error=status.to_message(error), last=True).SerializeToString())
             return True
         assert operation is not None

@@ -6,11 +6,33 @@ Nothing that can be executed crosses the wire: a rule goes by name and numbers. 
 from __future__ import annotations
 
 import importlib.util
+import logging
+import os
 import sys
+import traceback
 from pathlib import Path
+
+import numpy as np
 
 from protos.errors import RuleError
 from ps.rules import configured
+
+# Code that is not a rule author's: this package's, and numpy's.
+_NOT_THEIRS = (
+    *(os.path.join(Path(__file__).parents[2], name, "") for name in ("ps", "protos")),
+    os.path.dirname(np.__file__),
+)
+log = logging.getLogger("paramserver.ps")
+
+
+def place(error: BaseException) -> str:
+    """ " (mine.py, line 12)": the innermost line of code that is not ours nor numpy's; "" if there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return ""  # it says so itself
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((*_NOT_THEIRS, "<frozen")):
+            return f" ({os.path.basename(frame.filename)}, line {frame.lineno})"
+    return ""
 
 
 def load_rules(path: str | Path) -> list[str]:
@@ -37,12 +59,25 @@ def load_rules(path: str | Path) -> list[str]:
             registry[kind].update(known)
         if isinstance(error, RuleError):
             raise
-        raise RuleError(
-            field=f"--rules {path}", got=f"{type(error).__name__}: {error}", expected="a file that imports"
-        ) from error
+        got = f"{type(error).__name__}: {error}{place(error)}"
+        raise RuleError(field=f"--rules {path}", got=got, expected="a file that imports") from error
     added = [
-        name for kind, known in registry.items() for name, cls in known.items() if before[kind].get(name) is not cls
+        (kind, name)
+        for kind, known in registry.items()
+        for name, cls in known.items()
+        if before[kind].get(name) is not cls
     ]
     if not added:
         raise RuleError(field=f"--rules {path}", got="no rule", expected="@register(name) on a subclass of UpdateRule")
-    return added
+    for kind, name in added:
+        ours = before[kind].get(name)
+        if ours is not None and ours.__module__.startswith("ps.rules."):
+            log.warning(
+                "--rules %s: its %s is now the %s %s, in place of this package's own %s",
+                path,
+                registry[kind][name].__name__,
+                kind,
+                name,
+                ours.__name__,
+            )
+    return [name for _, name in added]

@@ -5,6 +5,7 @@ The rules of these tests are not registered: the registry is left alone. Next: t
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +96,7 @@ def test_a_rule_that_fails_leaves_the_state_as_it_was() -> None:
     with pytest.raises(RuleFailed) as caught:
         update(before, Raises(), {0: dense(np.ones(3, np.float32)), 1: dense(np.full(3, 2, np.float32))})
     assert "variable b" in caught.value.field
-    assert caught.value.got == "ZeroDivisionError: no idea"
+    assert re.fullmatch(r"ZeroDivisionError: no idea \(test_apply.py, line \d+\)", caught.value.got)
     assert before.version == 0
     for now, then in zip(everything(before), copies):
         np.testing.assert_array_equal(now, then)
@@ -159,9 +160,9 @@ THREE = np.zeros(3, np.float32)
 @pytest.mark.parametrize(
     ("answer", "field", "got", "expected"),
     [
-        (THREE, "rule answers", "1 arrays", "2: value, m"),
+        (THREE, "rule answers", "1 array", "2: value, m"),
         ((THREE, THREE, THREE), "rule answers", "3 arrays", "2: value, m"),
-        (None, "rule answers", "1 arrays", "2: value, m"),
+        (None, "rule answers", "None", "2: value, m"),
         ((THREE[:2], THREE), "rule answers, value of w", "float32 (2,)", "float32 (3,)"),
         ((THREE, 0.5), "rule answers, m of w", "float64 ()", "float32 (3,)"),
         ((THREE, [None] * 3), "rule answers, m of w", "object (3,)", "float32 (3,)"),
@@ -186,7 +187,7 @@ class BadSlot(UpdateRule):
 def test_a_slot_that_cannot_be_is_told_at_once(size: int, got: str) -> None:
     with pytest.raises(RuleFailed) as caught:
         with_slots(partition("w", np.zeros(size, np.float32)), BadSlot())
-    assert caught.value.got == got
+    assert caught.value.got.partition(" (test_apply.py")[0] == got
 
 
 def test_an_overflow_is_the_models_business_and_makes_no_noise() -> None:

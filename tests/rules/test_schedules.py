@@ -260,6 +260,7 @@ def test_one_of_ones_own_takes_ten_lines(registry: None) -> None:
         (lambda step: 1 / step, "ZeroDivisionError: division by zero"),
         (lambda step: math.inf, "inf"),
         (lambda step: math.nan, "nan"),
+        (lambda step: -0.1, "-0.1"),
         (lambda step: None, "TypeError"),
     ],
 )

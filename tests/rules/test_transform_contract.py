@@ -189,8 +189,8 @@ def into_the_gradient(value: Any, grad: Any, s: Any) -> Any:
     [
         (lambda value, grad, s: (1 / 0, s), "variable b", "ZeroDivisionError: division by zero"),
         (into_the_gradient, "variable b", "ValueError: assignment destination is read-only"),
-        (lambda value, grad, s: grad, "", "1 arrays"),
-        (lambda value, grad, s: None, "", "1 arrays"),
+        (lambda value, grad, s: grad, "", "1 array"),
+        (lambda value, grad, s: None, "", "None"),
         (lambda value, grad, s: (grad, s, s), "", "3 arrays"),
         (lambda value, grad, s: (grad[:1], s), "gradient of b", "float32 (1,)"),
         (lambda value, grad, s: (grad * np.float64(2), s), "gradient of b", "float64 (3,)"),
@@ -212,7 +212,7 @@ def test_a_wrong_answer_fails_the_push_and_names_the_transform(answer: Any, fiel
         update(before, rule, {0: dense(np.ones(3, np.float32)), 1: dense(np.ones(3, np.float32))})
     assert caught.value.field.startswith("rule sgd, transform odd")
     assert field in caught.value.field
-    assert caught.value.got == got
+    assert caught.value.got.partition(" (test_transform_contract.py")[0] == got
     now = [page for item in before.partitions for p in (item.value, *item.slots.values()) for page in p.pages]
     for one, other in zip(now, copies):
         np.testing.assert_array_equal(one, other)

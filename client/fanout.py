@@ -7,7 +7,7 @@ docs/protocol.md. It must not know arrays. Next: client/exchange.py (one ps), cl
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from client.exchange import Exchange
 from client.outgoing import MakeBlocks
@@ -17,7 +17,7 @@ from client.retry import Retry
 from client.session import Session
 from client.settings import Settings
 from protos import parameter_server_pb2 as pb
-from protos.errors import ParameterServerError, PushFailed, WaitTimeout
+from protos.errors import InvalidInput, ParameterServerError, PushFailed, WaitTimeout
 
 # Beyond the wait that a ps grants: for the way there and back.
 MARGIN_S = 10.0
@@ -101,20 +101,16 @@ class Fanout:
         else:
             answers = self._collect(headers, makers, receiver, wait_s, range(len(headers)))
         refused = {index: answer for index, answer in enumerate(answers) if isinstance(answer, ParameterServerError)}
-        if not refused:
-            return [answer for answer in answers if isinstance(answer, pb.Answer)]
         sequence = headers[0].sequence
+        if not refused:
+            self._session.compressor.answered(sequence)
+            return [answer for answer in answers if isinstance(answer, pb.Answer)]
+        not_taken = [index for index, error in refused.items() if isinstance(error, InvalidInput)]
+        self._session.compressor.refused(sequence, not_taken)
         if len(refused) == len(headers):
             refused[0].sequence = sequence  # a push_pull may have been applied before its pull half was refused
             raise refused[0]
-        raise PushFailed(
-            refused=refused,
-            sequence=sequence,
-            field="push",
-            got="; ".join(str(error) for error in refused.values()),
-            expected="every ps to take it",
-            hint=f"Push again with sequence={sequence}: what was applied is not applied twice.",
-        )
+        raise _push_failed(refused, answers, sequence)
 
     def _push_leader_first(
         self,
@@ -189,3 +185,25 @@ class Fanout:
             for exchange in exchanges[len(results) :]:
                 exchange.abandon()
         return results
+
+
+def _push_failed(
+    refused: dict[int, ParameterServerError], answers: Sequence[pb.Answer | ParameterServerError], sequence: int
+) -> PushFailed:
+    took = {index: first_outcome(answer) for index, answer in enumerate(answers) if isinstance(answer, pb.Answer)}
+    done = "applied" if set(took.values()) == {"applied"} else "taken"  # in sync mode it may wait for the others
+    others = f"{_ps(took)} {'has' if len(took) == 1 else 'have'} {done} {'its' if len(took) == 1 else 'their'} part"
+    reasons = " ".join(f"{str(error).rstrip('.')}." for error in refused.values()).rstrip(".")
+    return PushFailed(
+        refused=refused,
+        sequence=sequence,
+        field="push",
+        got=f"{_ps(refused)} did not take it, while {others}. {reasons}",
+        hint=f"Once the cause is gone, push again with sequence={sequence}: what was applied is not applied twice.",
+    )
+
+
+def _ps(indices: Iterable[int]) -> str:
+    """ "ps 0, ps 1 and ps 3"."""
+    *most, last = (f"ps {index}" for index in indices)
+    return f"{', '.join(most)} and {last}" if most else last

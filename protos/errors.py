@@ -168,8 +168,8 @@ class RuleFailed(ParameterServerError):
 class PushFailed(ParameterServerError):
     """A push that at least one ps refused: `refused` maps ps index to its error.
 
-    Other ps may have applied it. Push again with `sequence=error.sequence`: those answer what they answered first, and
-    nothing is applied twice.
+    The other ps have applied their part. Push again with `sequence=error.sequence` once the cause is gone: those answer what
+    they answered first, and nothing is applied twice.
     """
 
     summary = "the push failed"

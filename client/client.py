@@ -243,7 +243,6 @@ class Client:
         session = self._session()
         headers, makers, _ = self._push_headers(session, gradients, pb.OPERATION_PUSH, version, sequence, weight, scale)
         answers = self._fanout(session).push(headers, makers, None, None, leader_first=self._leader_first)
-        session.compressor.answered(headers[0].sequence)
         return push_result(answers, headers[0].sequence)
 
     def push_pull(
@@ -267,7 +266,6 @@ class Client:
         receiver = Receiver(model, list(model.variables), {})
         fanout = self._fanout(session)
         answers = fanout.push(headers, makers, receiver, wait_s, leader_first=self._leader_first)
-        session.compressor.answered(headers[0].sequence)
         versions = tuple(answer.version for answer in answers)
         if self._one_version and len(set(versions)) > 1:  # some shards lag behind: ask them again
             nothing: list[MakeBlocks] = [lambda: iter(())] * model.num_ps

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +33,8 @@ TOP_K_RATIO = 0.01
 # Pushes that failed and may be sent again, as they were.
 KEPT = 8
 
+# Of a page: ps, partition, number.
+_Key = tuple[int, int, int]
 Floats = npt.NDArray[np.floating[Any]]
 # The bytes of a page's elements, given flat in the precision of updates; and the variable's dtype.
 Encode = Callable[[Floats, np.dtype[Any]], bytes]
@@ -53,7 +55,7 @@ class Method:
     encode: Encode
 
 
-def parse(said: str, field: str = "compression") -> Method | None:
+def parse(said: str, what: str = "compression") -> Method | None:
     """What none, float16, bfloat16, int8, sign, top_k or top_k:RATIO means; else InvalidInput."""
     name, given, ratio = said.strip().partition(":")
     if name == "top_k":
@@ -68,8 +70,16 @@ def parse(said: str, field: str = "compression") -> Method | None:
     elif not given and name in _METHODS:
         return _METHODS[name]
     raise InvalidInput(
-        field=field, got=repr(said), expected=f"none, {', '.join(_METHODS)}, top_k, or top_k:RATIO such as top_k:0.05"
+        field=what, got=repr(said), expected=f"none, {', '.join(_METHODS)}, top_k, or top_k:RATIO such as top_k:0.05"
     )
+
+
+@dataclass
+class _Encoded:
+    """One push to one ps, until it is answered: its blocks, and the residuals before and after."""
+
+    blocks: list[Block] | None = None
+    changed: dict[_Key, tuple[Floats, Floats]] = field(default_factory=dict)
 
 
 class Compressor:
@@ -78,8 +88,8 @@ class Compressor:
     def __init__(self, method: Method | None) -> None:
         self._method = method
         self._lock = threading.Lock()  # guards all below
-        self._residuals: dict[tuple[int, int, int], Floats] = {}
-        self._unanswered: dict[int, list[list[Block]]] = {}
+        self._residuals: dict[_Key, Floats] = {}
+        self._unanswered: dict[int, list[_Encoded]] = {}
         self._traffic = Traffic(0, 0)
 
     def __bool__(self) -> bool:
@@ -102,35 +112,44 @@ class Compressor:
         if self._method is None:
             return list(makers)
         with self._lock:
-            by_ps = self._unanswered.get(sequence)
-            if by_ps is None:
-                by_ps = [
-                    [
-                        self._block(self._method, block, ps, model.at(ps, block.partition)[0][0].dtype, scale)
-                        for block in make()
-                    ]
-                    for ps, make in enumerate(makers)
-                ]
-                self._unanswered[sequence] = by_ps
-                while len(self._unanswered) > KEPT:
-                    del self._unanswered[min(self._unanswered)]
-            return [lambda blocks=blocks: iter(blocks) for blocks in by_ps]  # type: ignore[misc]
+            by_ps = self._unanswered.setdefault(sequence, [_Encoded() for _ in makers])
+            for ps, (make, encoded) in enumerate(zip(makers, by_ps)):
+                if encoded.blocks is None:
+                    dtypes = (model.at(ps, block.partition)[0][0].dtype for block in make())
+                    pairs = zip(make(), dtypes)
+                    encoded.blocks = [self._block(self._method, *pair, ps, scale, encoded) for pair in pairs]
+            while len(self._unanswered) > KEPT:
+                del self._unanswered[min(self._unanswered)]
+            return [lambda encoded=encoded: iter(encoded.blocks or ()) for encoded in by_ps]  # type: ignore[misc]
 
     def answered(self, sequence: int) -> None:
         """Every ps has taken this push."""
         with self._lock:
             self._unanswered.pop(sequence, None)
 
-    def _block(self, method: Method, block: Block, ps: int, dtype: np.dtype[Any], scale: float) -> Block:
+    def refused(self, sequence: int, by: Iterable[int]) -> None:
+        """These ps have not taken this push: its residuals are as before, and another gradient may come instead."""
+        with self._lock:
+            for encoded in [self._unanswered[sequence][ps] for ps in by] if sequence in self._unanswered else []:
+                for key, (before, after) in encoded.changed.items():
+                    now = self._residuals[key]  # another thread may have pushed since
+                    self._residuals[key] = before if now is after else now + (before - after)
+                encoded.blocks, encoded.changed = None, {}
+
+    def _block(
+        self, method: Method, block: Block, dtype: np.dtype[Any], ps: int, scale: float, encoded: _Encoded
+    ) -> Block:
         raw_bytes = len(block.data)
         if not block.indices and raw_bytes:
-            block = self._page(method, block, (ps, block.partition, block.page), dtype, scale)
+            key = ps, block.partition, block.page
+            before = self._residuals.get(key)
+            block = self._page(method, block, key, dtype, scale)
+            after = self._residuals[key]
+            encoded.changed[key] = np.zeros_like(after) if before is None else before, after
         self._traffic = Traffic(self._traffic.raw_bytes + raw_bytes, self._traffic.sent_bytes + len(block.data))
         return block
 
-    def _page(
-        self, method: Method, block: Block, key: tuple[int, int, int], dtype: np.dtype[Any], scale: float
-    ) -> Block:
+    def _page(self, method: Method, block: Block, key: _Key, dtype: np.dtype[Any], scale: float) -> Block:
         gradient = elements(block.data, dtype)
         wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
         with np.errstate(all="ignore"):

@@ -189,3 +189,23 @@ def test_a_compression_that_is_none_is_refused_by_name(said: str) -> None:
     with pytest.raises(InvalidInput, match=r"compression.*expected none, float16, bfloat16, int8, sign, top_k"):
         parse(said)
     assert parse("none") is parse("") is None
+
+
+def test_a_push_that_was_refused_leaves_the_residual_as_it_was_also_if_another_went_between() -> None:
+    model: Any = Line(np.float32)
+    compressor = Compressor(parse("sign"))
+    ones = [multiples(step, 512, np.float32, 1.0) for step in range(3)]
+
+    def push(sequence: int) -> list[Block]:
+        return list(compressor.push(model, [lambda: dense_blocks(0, ones[sequence])], sequence, 1.0)[0]())
+
+    arrived = seen(push(0), ones[0])
+    before = kept(compressor, ones[0])
+    push(1)
+    compressor.refused(1, [0])
+    assert kept(compressor, ones[0]) is not before
+    assert kept(compressor, ones[0]).tolist() == before.tolist()
+    push(1)
+    arrived = arrived + seen(push(2), ones[0])
+    compressor.refused(1, [0])
+    np.testing.assert_allclose(arrived + kept(compressor, ones[0]), ones[0] + ones[2], atol=1e-4)

@@ -12,7 +12,7 @@ import pytest
 
 import client
 import ps
-from protos.errors import InvalidInput
+from protos.errors import InvalidInput, PushFailed
 from tests.harness.threads import together
 
 METHODS = ["float16", "bfloat16", "int8", "sign", "top_k:0.1"]
@@ -104,3 +104,27 @@ def test_a_rule_that_clips_by_the_norm_of_the_whole_is_refused_in_async_and_work
     with one_worker(rule, compression="int8", mode="sync") as server:
         values, _ = server.push_pull(gradients(0))
     assert sum(float((value**2).sum()) for value in values.values()) == pytest.approx(1, rel=1e-3)
+
+
+def test_a_push_that_one_ps_refused_is_sent_again_with_another_gradient_and_nothing_is_lost_or_twice() -> None:
+    # claim 12
+    start = {name: np.zeros(300) for name in "ab"}  # one on each ps
+    with (
+        ps.LocalCluster(servers=2, rule="sgd:learning_rate=1") as local,
+        client.connect(local.cluster, worker=0, compression="int8") as server,
+    ):
+        server.init(start)
+        rng = np.random.default_rng(0)
+        first, second = ({name: rng.integers(-400, 400, 300) * 0.125 for name in "ab"} for _ in range(2))
+        server.push(first)
+        local._servers[1].shard.guard_nonfinite = True  # after the join, so that the client does not know
+        with pytest.raises(PushFailed) as caught:
+            server.push({"a": second["a"], "b": np.full(300, np.nan)})
+        result = server.push(second, sequence=caught.value.sequence)
+        assert result.version == (2, 2)
+        values, compressor = server.pull(), server._process.compressor
+        for index, name in enumerate("ab"):
+            residual = compressor.residual(index, 0, 0)
+            assert residual is not None
+            assert residual.any()
+            np.testing.assert_array_equal(residual - values[name], first[name] + second[name])

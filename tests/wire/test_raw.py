@@ -156,10 +156,14 @@ def test_bad_gradients(name: str, peers: Peers) -> None:
     still_usable(peer)
 
 
-@pytest.mark.parametrize("name", [*BAD_BLOCKS, "rows"])
+@pytest.mark.parametrize("name", [*BAD_BLOCKS, "rows", "made smaller"])
 def test_bad_values_to_assign(name: str, peers: Peers) -> None:
     # claim 11
-    kind, blocks = {**BAD_BLOCKS, "rows": (InvalidInput, [block(2, data=ROW, indices=ids(1))])}[name]
+    others = {
+        "rows": (InvalidInput, [block(2, data=ROW, indices=ids(1))]),
+        "made smaller": (InvalidInput, [encoded(pb.ENCODING_FLOAT16, bytes(20))]),  # values are exact
+    }
+    kind, blocks = (BAD_BLOCKS | others)[name]
     peer, observer = peers
     with refused(observer, kind):
         peer.operation(ASSIGN, blocks)

@@ -9,7 +9,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,7 @@ Examples:
     multiple=True,
     default=["constant(1)"],
     show_default=True,
-    help="Virtual seconds of an iteration: constant(1) or lognormal(median=1,sigma=0.5); then, once for each, "
+    help="Virtual seconds of an iteration: constant(1), unless told, or lognormal(median=1,sigma=0.5); then, once for each, "
     "straggler(worker=0,factor=4) and pause(worker=2,at_s=10,for_s=5).",
 )
 @click.option("--model", type=click.Choice(["softmax", "mlp"]), default="softmax", show_default=True)
@@ -75,54 +75,87 @@ def main(**options: Any) -> None:
     Membership, modes, update rules and the story are those of the daemons; gradients are real; only time is not.
     Prints the loss against virtual time and steps, the staleness of pushes, and how long each worker waited.
     """
+    so_far: list[Result] = []
     try:
-        result = _simulate(_plan(options))
+        if options["picture"] is not None:
+            from ps.simulation.plot import check, plot
+
+            check(options["picture"])
+        plan = _plan(options)
+        _warn(plan)
+        result = _simulate(plan, so_far.append)
+        _print(result, options["as_json"])
         if options["story_dir"] is not None:
             _write_stories(result, options["story_dir"])
         if options["picture"] is not None:
-            from ps.simulation.plot import plot
-
             plot(result, options["picture"])
     except (ParameterServerError, OSError) as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # it came while a rule was computing
-            sys.exit(130)
-        click.echo(f"ps.simulate: {type(error).__name__}: {error}", err=True)
-        sys.exit(2)
+        interrupted = isinstance(error.__cause__, KeyboardInterrupt)  # it came while a rule was computing
+        _broken_off(so_far, options["as_json"], "interrupted" if interrupted else f"{type(error).__name__}: {error}")
+        sys.exit(130 if interrupted else 1 if so_far else 2)
     except KeyboardInterrupt:
+        _broken_off(so_far, options["as_json"], "interrupted")
         sys.exit(130)
-    if options["as_json"]:
+
+
+def _print(result: Result, as_json: bool) -> None:
+    if as_json:
         click.echo(json.dumps(result.to_json(), indent=1))
-    else:
-        from rich.console import Console
+        return
+    from rich.console import Console
 
-        from ps.simulation.report import print_report
+    from ps.simulation.report import print_report
 
-        print_report(result, Console())
+    print_report(result, Console())
+
+
+def _broken_off(so_far: list[Result], as_json: bool, why: str) -> None:
+    """The tables of what there is, and a line that says where it ended, and why. JSON is of whole runs."""
+    where = ""
+    for result in so_far:
+        if not as_json:
+            _print(result, as_json)
+        where = f"at step {result.final.step}, {result.duration_s:g} s of virtual time: "
+    click.echo(f"ps.simulate: {where}{why}", err=True)
+
+
+def _warn(plan: Plan) -> None:
+    from ps.rules import Diloco, ElasticAverage, make_rule
+
+    if isinstance(rule := make_rule(plan.rule), (Diloco, ElasticAverage)):
+        click.echo(
+            f"ps.simulate: warning: {rule.name} is for local steps (ps-worker --local-steps), and virtual workers make none: "
+            "what it gets here are gradients",
+            err=True,
+        )
 
 
 def _plan(options: dict[str, Any]) -> Plan:
     from ps.rules import load_rules
-    from ps.simulation import Plan, parse_speed
+    from ps.simulation import Constant, Plan, parse_speed
 
     if options["rules"] is not None:
         load_rules(options["rules"])
     steps, until_s = options["steps"], options["until"]
+    speeds = tuple(map(parse_speed, options["speeds"]))
+    if not any(speed.distribution for speed in speeds):
+        speeds = (Constant(1), *speeds)
     same = ("workers", "servers", "mode", "slack", "backup_workers", "rule", "model", "data", "batch_size")
     return Plan(
         steps=100 if steps is None and until_s is None else steps,
         until_s=until_s,
-        speeds=tuple(map(parse_speed, options["speeds"])),
+        speeds=speeds,
         evaluate_every=options["evaluate_every"],
         seed=options["seed"],
         **{name: options[name] for name in same},
     )
 
 
-def _simulate(plan: Plan) -> Result:
+def _simulate(plan: Plan, broken_off: Callable[[Result], None]) -> Result:
     from ps.simulation import simulate
 
     with _bar(plan) as progress:
-        return simulate(plan, progress)
+        return simulate(plan, progress, broken_off)
 
 
 @contextlib.contextmanager

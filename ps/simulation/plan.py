@@ -64,6 +64,15 @@ class Plan:
         """What the job is told, as an init would say it."""
         return Configuration(self.mode, self.slack, self.backup_workers, self.rule)
 
+    def __str__(self) -> str:
+        """Everything in a line."""
+        limits = {"slack": self.slack, "backup workers": self.backup_workers}
+        mode = self.mode + "".join(f", {name} {value}" for name, value in limits.items() if value is not None)
+        return (
+            f"{self.workers} workers, {self.servers} ps, mode {mode}, {self.rule}; {self.model} on {self.data}; "
+            f"{' '.join(map(str, self.speeds))}; seed {self.seed}"
+        )
+
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         return {**asdict(self), "speeds": [str(speed) for speed in self.speeds]}

@@ -18,14 +18,7 @@ MOST_LOOKS, MOST_WORKERS, MOST_BINS = 12, 8, 8
 
 def print_report(result: Result, console: Console) -> None:
     """What was simulated, the loss, the staleness, the workers, and a line that identifies the run."""
-    plan = result.plan
-    limits = {"slack": plan.slack, "backup workers": plan.backup_workers}
-    mode = plan.mode + "".join(f", {name} {value}" for name, value in limits.items() if value is not None)
-    console.print(
-        f"{plan.workers} workers, {plan.servers} ps, mode {mode}, {plan.rule}; {plan.model} on {plan.data}; "
-        f"{' '.join(map(str, plan.speeds))}; seed {plan.seed}",
-        highlight=False,
-    )
+    console.print(str(result.plan), highlight=False, markup=False, emoji=False)
     console.print(_losses(result.looks), _staleness(result), _workers(result.workers))
     told = "; ".join(
         f"ps {index}: " + ", ".join(f"{name} {count}" for name, count in counters.items() if count)

@@ -27,14 +27,25 @@ from ps.story import Event
 DATA, FIRST_VALUES, BATCHES, DURATIONS = range(4)
 
 
-def simulate(plan: Plan, progress: Callable[[int, float], None] | None = None) -> Result:
+def simulate(
+    plan: Plan,
+    progress: Callable[[int, float], None] | None = None,
+    broken_off: Callable[[Result], None] | None = None,
+) -> Result:
     """Carry out a plan. The same plan gives the same result.
 
-    progress: called after each iteration of a worker, with their number so far and the virtual time.
+    progress: called after each iteration of a worker, with their number so far and the virtual time. broken_off: called with
+    what there is by then, if the run has begun and something is raised.
     Raises what the core raises: InvalidInput, ConfigurationConflict, RuleError, RuleFailed, WaitTimeout.
     """
     loop = VirtualLoop()  # type: ignore[abstract]
-    return loop.run(_Run(plan, loop, progress).result())
+    run = _Run(plan, loop, progress)
+    try:
+        return loop.run(run.whole())
+    except BaseException:
+        if run.looks and broken_off is not None:
+            broken_off(run.result())
+        raise
 
 
 class _Run:
@@ -48,21 +59,28 @@ class _Run:
         self.story: list[Told] = []
         self.looks: list[Look] = []
         self.iterations = 0
+        self.times = [WorkerTimes(worker, 0, 0.0, 0.0) for worker in range(plan.workers)]
 
     def _rng(self, purpose: int, worker: int = 0) -> np.random.Generator:
         return np.random.default_rng([self.plan.seed, purpose, worker])
 
-    async def result(self) -> Result:
+    async def whole(self) -> Result:
+        """From the start until all have left."""
         plan, cluster = self.plan, self.cluster
         await cluster.start(self.model.first_values(self._rng(FIRST_VALUES)), plan.configuration)
         self._look()
-        times = await asyncio.gather(*(self._work(worker) for worker in range(plan.workers)))
+        await asyncio.gather(*(self._work(worker) for worker in range(plan.workers)))
+        return self.result()
+
+    def result(self) -> Result:
+        """What has come of it so far."""
+        cluster = self.cluster
         if self.looks[-1].step != cluster.step:
             self._look()
         return Result(
-            plan=plan,
+            plan=self.plan,
             looks=self.looks,
-            workers=times,
+            workers=self.times,
             staleness=_staleness(self.story),
             counters=[dict(vars(shard.counters)) for shard in cluster.shards],
             story=self.story,
@@ -70,7 +88,7 @@ class _Run:
             duration_s=self.loop.time(),
         )
 
-    async def _work(self, worker: int) -> WorkerTimes:
+    async def _work(self, worker: int) -> None:
         """The life of a worker: pull, compute, push, until its iterations are done; then it leaves."""
         plan, cluster, loop = self.plan, self.cluster, self.loop
         batches, durations = self._rng(BATCHES, worker), self._rng(DURATIONS, worker)
@@ -90,10 +108,11 @@ class _Run:
             idle_s += loop.time() - asked_s
             done += 1
             self.iterations += 1
+            self.times[worker] = WorkerTimes(worker, done, busy_s, idle_s)
             if self.progress is not None:
                 self.progress(self.iterations, loop.time())
+        self.times[worker] = WorkerTimes(worker, done, busy_s, idle_s)
         await cluster.leave(worker)
-        return WorkerTimes(worker, done, busy_s, idle_s)
 
     # -- what is noted -----------------------------------------------------------------------------------------------
 

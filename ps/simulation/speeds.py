@@ -65,6 +65,11 @@ class LogNormal(Speed):
     median: float = 1.0
     sigma: float = 0.5
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.median:
+            raise InvalidInput(field="speed lognormal, median", got=0, expected="more than 0")
+
     def duration_s(self, before_s: float, worker: int, now_s: float, rng: np.random.Generator) -> float:
         return self.median * math.exp(self.sigma * rng.standard_normal())
 

@@ -132,9 +132,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """An error that nobody awaited: a bug of the simulation, and no run goes on with one."""
+        exception = context.get("exception")
+        if exception is not None and not isinstance(exception, Exception):
+            return  # an interrupt, which is on its way to whoever runs this
         raise InternalError(
             field="virtual time", got=context.get("message", ""), expected="errors that somebody awaits"
-        ) from context.get("exception")
+        ) from exception
 
     def get_debug(self) -> bool:
         return False

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ps.simulate import main
+from ps.simulation import Constant
 from ps.story import Event
 from tests.repo.sources import ROOT
 
@@ -65,6 +66,8 @@ def test_everybody_works_until_a_time() -> None:
         (["--mode", "sync", "--backup-workers", "3"], "backup_workers"),
         (["--rules", "nowhere.py"], "nowhere.py"),
         (["--plot", "nowhere/run.png"], "nowhere"),
+        (["--plot", "run.txt"], ".png"),
+        (["--speed", "lognormal(0)"], "median"),
     ],
 )
 def test_bad_input_is_refused_in_a_line_with_code_2(arguments: list[str], word: str) -> None:
@@ -72,6 +75,47 @@ def test_bad_input_is_refused_in_a_line_with_code_2(arguments: list[str], word: 
     assert run.exit_code == 2
     assert word in run.output
     assert "Traceback" not in run.output
+    assert "Workers" not in run.output, "refused before it has run"
+
+
+def test_what_is_in_brackets_is_printed_as_it_is() -> None:
+    rule = "sgd:learning_rate=0.1,transforms=[clip_by_norm(1)]"
+    assert "transforms=[clip_by_norm(1)]" in "".join(simulated("--rule", rule).output.split("\n"))
+
+
+def test_a_straggler_alone_is_slower_than_the_others_which_take_a_second() -> None:
+    told = json.loads(simulated("--speed", "straggler(worker=1,factor=3)", "--json").output)
+    assert [worker["busy_s"] for worker in told["workers"]] == [5, 15, 5]
+
+
+def test_a_rule_that_fails_in_mid_run_ends_it_with_the_tables_of_what_there_is(tmp_path: Path) -> None:
+    text = "from ps.rules import UpdateRule, register\n@register('tires')\nclass Tires(UpdateRule):\n"
+    text += "    def update(self, ctx, value, grad):\n        return value - grad * (1 / (7 - ctx.step))\n"
+    path = tmp_path / "mine.py"
+    path.write_text(text, encoding="utf-8")
+    run = simulated("--rules", str(path), "--rule", "tires")
+    assert run.exit_code == 1
+    assert "at step 7, 3 s of virtual time: RuleFailed: " in run.output
+    assert "(mine.py, line 5)" in run.output
+    assert "idle share" in run.output
+
+
+def test_a_rule_for_local_steps_is_warned_of() -> None:
+    run = simulated("--rule", "diloco")
+    assert (run.exit_code, "warning: diloco is for local steps" in run.output) == (0, True)
+
+
+def test_an_interrupt_is_told_in_a_line_after_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Constant, *of: float) -> float:
+        if of[2] >= 3:
+            raise KeyboardInterrupt
+        return 1.0
+
+    monkeypatch.setattr(Constant, "duration_s", interrupted)
+    run = simulated()
+    assert run.exit_code == 130
+    assert "ps.simulate: at step 7, 3 s of virtual time: interrupted\n" in run.output
+    assert "idle share" in run.output
 
 
 def test_the_help_has_an_example() -> None:

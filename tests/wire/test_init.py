@@ -78,7 +78,7 @@ def test_one_client_may_init_from_many_threads() -> None:
 
 def test_the_winner_dies_half_way() -> None:
     """It was granted, has sent its part to ps 1 and 2, and is gone: the next one's values are everywhere."""
-    with ps.LocalCluster(3, "async", 2, rule="sgd") as local, contextlib.ExitStack() as stack:
+    with ps.LocalCluster(3, "async", 2, rule="sgd", lease_s=1.0) as local, contextlib.ExitStack() as stack:
         dying = [
             stack.enter_context(RawPeer(address, ps=index, num_ps=3, num_workers=2))
             for index, address in enumerate(local.cluster["ps"])

@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tests.parity.cases import STEPS, Row, compare, compare_with_story, reference
@@ -41,7 +42,7 @@ def steps_table(directory: Path, console: Console) -> list[Row]:
     )
     rows = []
     for name, program, workers, jobs in plan:
-        console.print(f"[dim]{name} …")
+        console.print(f"[dim]{escape(name)} …")
         theirs = reference(program, RULES, references, "--workers", workers)
         rows += [compare(job, ours[job], theirs[rule], name) for rule, job in jobs.items()]
     return [*rows, compare_with_story(story, ours[story])]
@@ -52,11 +53,11 @@ def losses(directory: Path, rule: str, seeds: list[int], console: Console) -> di
     from tests.parity.reference.model import mean_loss
     from tests.parity.reference.problem import problem
 
-    console.print(f"[dim]ours, async {rule}, 3 workers, seeds {seeds} …")
+    console.print(f"[dim]ours, async {escape(rule)}, 3 workers, seeds {seeds} …")
     jobs = [Job("async", rule, workers=3, seed=seed) for seed in seeds]
     records = run_jobs(jobs, _new(directory, "losses"))
     ours = [float(mean_loss(records[job].final, *problem(job.seed, STEPS, 3).held_out)) for job in jobs]
-    console.print(f"[dim]ParameterServerStrategy, {rule}, 3 workers, seeds {seeds} …")
+    console.print(f"[dim]ParameterServerStrategy, {escape(rule)}, 3 workers, seeds {seeds} …")
     listed = ",".join(str(seed) for seed in seeds)
     theirs = reference("pss", [rule], _new(directory, "pss"), "--workers", "3", "--seeds", listed)[rule]
     return {
@@ -96,7 +97,7 @@ def _print_rows(console: Console, rows: list[Row]) -> None:
 
 
 def _print_losses(console: Console, result: dict[str, Any]) -> None:
-    table = Table(title=f"Final held-out loss, async, 3 workers, {result['rule']}, {STEPS} steps a worker")
+    table = Table(title=escape(f"Final held-out loss, async, 3 workers, {result['rule']}, {STEPS} steps a worker"))
     for column in ("", *(f"seed {seed}" for seed in result["seeds"]), "mean", "spread (standard deviation)"):
         table.add_column(column, justify="right" if column else "left")
     for name in ("initial", "ours", "ParameterServerStrategy"):

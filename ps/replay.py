@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -53,9 +54,11 @@ class Replayed:
 def replay(record: str | Path, *, until: int | None = None, rule: str | Mapping[str, Any] | None = None) -> Replayed:
     """The model after the run, or at version `until` of every ps, from the files NAME.psN of a record.
 
+    record: NAME, or the path of one of these files; all of them are read.
     rule: another one than the run had, to see what it makes of the same gradients. InvalidInput for what is no record, or
     one that does not fit together, and for another rule that needs a sum over several ps which the run has not made.
     """
+    record = _name_of(Path(record))
     num_ps = _num_ps(path_of(record, 0))
     shards = [_Shard(_existing(path_of(record, index)), num_ps, rule) for index in range(num_ps)]
     for shard in shards:
@@ -65,6 +68,11 @@ def replay(record: str | Path, *, until: int | None = None, rule: str | Mapping[
         raise InvalidInput(field=f"record {record}", got="a ps that was not initialised", expected="a run with a model")
     whole = dict(_whole_values([partition for state in states for partition in state.partitions]))
     return Replayed(whole, tuple(state.version for state in states), shards[0].rule.spec() if shards[0].rule else "")
+
+
+def _name_of(path: Path) -> Path:
+    """NAME, from the path of one of the files NAME.psN."""
+    return path.with_name(re.sub(r"\.ps\d+$", "", path.name)) if path.is_file() else path
 
 
 def _existing(path: Path) -> Path:
@@ -221,33 +229,42 @@ def main(
     record: Path, until: int | None, rule: str | None, rules: Path | None, out: Path | None, as_json: bool
 ) -> None:
     """Replay RECORD, the name that --record was given, and show the model it ends with."""
+    if out is not None and out.suffix != ".npz":
+        out = Path(f"{out}.npz")
     try:
+        if out is not None and not out.parent.is_dir():
+            raise InvalidInput(field="--out", got=f"no directory {out.parent}", expected="a file in one that is there")
         if rules is not None:
             load_rules(rules)
         replayed = replay(record, until=until, rule=rule)
+        if out is not None:
+            np.savez(out, allow_pickle=False, **replayed.values)
     except (ParameterServerError, OSError) as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # it came while a rule was computing
             sys.exit(130)
         print(f"replay: {type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(2)
-    if out is not None:
-        np.savez(out, allow_pickle=False, **replayed.values)
+    if until is not None and until > min(replayed.version):
+        print(f"replay: the run ends at version {replayed.version}, before --until {until}", file=sys.stderr)
     if as_json:
         shapes = {name: [value.dtype.name, list(value.shape)] for name, value in replayed.values.items()}
         said = {"version": replayed.version, "rule": replayed.rule, "digest": replayed.digest(), "values": shapes}
         print(json.dumps(said))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table("variable", "dtype", "shape", "mean", "norm", title=f"version {replayed.version}, {replayed.rule}")
+    title = escape(f"version {replayed.version}, {replayed.rule}")  # a rule has brackets that are no markup
+    table = Table("variable", "dtype", "shape", "mean", "norm", title=title)
     for name, value in replayed.values.items():
         wide = value.astype(np.float64)
         mean, norm = (f"{wide.mean():.6g}", f"{np.linalg.norm(wide):.6g}") if value.size else ("", "")
-        table.add_row(name, value.dtype.name, str(value.shape), mean, norm)
+        table.add_row(escape(name), value.dtype.name, str(value.shape), mean, norm)
     console = Console()
     console.print(table)
-    console.print(f"digest {replayed.digest()}" + (f", written to {out}" if out is not None else ""), highlight=False)
+    ending = f"digest {replayed.digest()}" + (f", written to {out}" if out is not None else "")
+    console.print(ending, highlight=False, markup=False)
 
 
 if __name__ == "__main__":

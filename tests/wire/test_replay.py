@@ -192,6 +192,22 @@ def test_the_program_shows_the_model_and_writes_it(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, [str(tmp_path / "nothing")]).exit_code == 2
 
 
+def test_the_program_understands_what_is_nearly_right_and_says_what_is_wrong(tmp_path: Path) -> None:
+    path, rule = tmp_path / "run", "sgd:learning_rate=0.1,transforms=[clip_by_norm(1)]"
+    recorded(path, "async", rule, steps=2)
+    said = CliRunner().invoke(
+        main, [f"{path}.ps1", "--out", str(tmp_path / "w3"), "--until", "7"], env={"COLUMNS": "200"}
+    )
+    assert said.exit_code == 0, said.output
+    assert "transforms=[clip_by_norm(1)]" in said.output
+    assert "replay: the run ends at version (6, 6), before --until 7\n" in said.output
+    assert "w3.npz" in said.output
+    assert (tmp_path / "w3.npz").is_file()
+    refused = CliRunner().invoke(main, [str(path), "--out", str(tmp_path / "nowhere" / "w.npz")])
+    assert (refused.exit_code, len(refused.output.splitlines())) == (2, 1)
+    assert "no directory" in refused.output
+
+
 def test_a_rule_whose_code_has_changed_since_is_not_taken_for_the_one_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

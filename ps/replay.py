@@ -255,16 +255,16 @@ def main(
     from rich.markup import escape
     from rich.table import Table
 
-    title = escape(f"version {replayed.version}, {replayed.rule}")  # a rule has brackets that are no markup
-    table = Table("variable", "dtype", "shape", "mean", "norm", title=title)
+    table = Table("variable", "dtype", "shape", "mean", "norm")
     for name, value in replayed.values.items():
         wide = value.astype(np.float64)
         mean, norm = (f"{wide.mean():.6g}", f"{np.linalg.norm(wide):.6g}") if value.size else ("", "")
         table.add_row(escape(name), value.dtype.name, str(value.shape), mean, norm)
-    console = Console()
+    console = Console(markup=False, highlight=False)  # a rule has brackets that are no markup
+    console.print(f"version {replayed.version}, {replayed.rule}", soft_wrap=True)
     console.print(table)
     ending = f"digest {replayed.digest()}" + (f", written to {out}" if out is not None else "")
-    console.print(ending, highlight=False, markup=False)
+    console.print(ending, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ MOST_LOOKS, MOST_WORKERS, MOST_BINS = 12, 8, 8
 
 def print_report(result: Result, console: Console) -> None:
     """What was simulated, the loss, the staleness, the workers, and a line that identifies the run."""
-    console.print(str(result.plan), highlight=False, markup=False, emoji=False)
+    console.print(str(result.plan), highlight=False, markup=False, emoji=False, soft_wrap=True)
     console.print(_losses(result.looks), _staleness(result), _workers(result.workers))
     told = "; ".join(
         f"ps {index}: " + ", ".join(f"{name} {count}" for name, count in counters.items() if count)
@@ -29,6 +29,7 @@ def print_report(result: Result, console: Console) -> None:
         f"{result.duration_s:g} s of virtual time, {result.final.step} steps, loss {result.final.loss:.4g}, "
         f"accuracy {result.final.accuracy:.1%}, idle {result.idle_share:.1%}, run {result.fingerprint()}",
         highlight=False,
+        soft_wrap=True,
     )
 
 

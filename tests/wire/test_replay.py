@@ -199,7 +199,7 @@ def test_the_program_understands_what_is_nearly_right_and_says_what_is_wrong(tmp
         main, [f"{path}.ps1", "--out", str(tmp_path / "w3"), "--until", "7"], env={"COLUMNS": "200"}
     )
     assert said.exit_code == 0, said.output
-    assert "transforms=[clip_by_norm(1)]" in said.output
+    assert "transforms=[clip_by_norm(limit=1.0)]" in said.output
     assert "replay: the run ends at version (6, 6), before --until 7\n" in said.output
     assert "w3.npz" in said.output
     assert (tmp_path / "w3.npz").is_file()

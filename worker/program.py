@@ -169,12 +169,16 @@ def _train(settings: Settings, server: Client, file: ModelFile, model: Any, data
     from worker.step import TensorReplica
     from worker.training import train
 
+    inner = file.inner_optimizer() if settings.local_steps and file.inner_optimizer is not None else None
+
     def started(replica: TensorReplica) -> None:
         status = server.status()
         variables = replica.variables
+        with_what = "plain SGD, as the file has no inner_optimizer()" if inner is None else type(inner).__name__
+        local = f"; {settings.local_steps} local steps a push, with {with_what}" if settings.local_steps else ""
         print(
             f"training {variables.parameters} parameters in {len(variables.trainable)} variables, mode {status['mode']}, "
-            f"rule {status['rule']}, from step {status['step']}",
+            f"rule {status['rule']}, from step {status['step']}{local}",
             flush=True,
         )
 
@@ -191,7 +195,7 @@ def _train(settings: Settings, server: Client, file: ModelFile, model: Any, data
         epochs=settings.epochs,
         batch_size=settings.batch_size,
         local_steps=settings.local_steps,
-        inner_optimizer=file.inner_optimizer() if settings.local_steps and file.inner_optimizer is not None else None,
+        inner_optimizer=inner,
         loss_scale=settings.loss_scale,
         prefetch=ahead if ahead is not None else False,
         progress=progress.choose(settings.log_every),

@@ -72,6 +72,16 @@ def test_the_digits_are_learnt_in_every_mode(programs: Programs, mode: str) -> N
     programs.assert_none_left()
 
 
+def test_the_digits_are_learnt_by_local_steps_too(programs: Programs) -> None:
+    command = [sys.executable, "-m", "worker", str(ROOT / "examples" / "digits.py"), "--epochs", "8"]
+    options = ["--local-steps", "10", "--require", "accuracy=0.9"]
+    job = programs.run("-n", "2", "-s", "2", "--mode", "sync", "--rule", "diloco", "--", *command, *options)
+    assert job.wait(LONG_S) == 0
+    job.expect(
+        r"training 29066 parameters in 6 variables, mode sync, rule diloco:.*; 10 local steps a push, with Adam$"
+    )
+
+
 def test_chief_worker_and_evaluator_with_uneven_data_all_end_by_themselves(programs: Programs) -> None:
     cluster = free_cluster(ps=2, workers=1, chief=1, evaluator=1)
     model = str(programs.file(LINE, "line.py"))

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from client.client import Client
+    from client.compression import Traffic
     from client.connecting import connect
     from client.model import IndexedSlices
     from client.partitioner import (
@@ -32,6 +33,7 @@ __all__ = [
     "ParameterServerError",
     "Partitioner",
     "PushResult",
+    "Traffic",
     "Values",
     "WholeVariables",
     "connect",
@@ -47,6 +49,7 @@ _HOME = {
     "Partitioner": "client.partitioner",
     "ParameterServerError": "protos.errors",
     "PushResult": "client.results",
+    "Traffic": "client.compression",
     "Values": "client.results",
     "WholeVariables": "client.partitioner",
     "connect": "client.connecting",

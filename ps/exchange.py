@@ -99,7 +99,7 @@ class _Stream:
             self._admission.leave(admitted)
 
     async def _may_be_long(self) -> None:
-        """A push in several messages begins: there is room for so many at a time."""
+        """A push in several messages begins, or one that grows when it is decoded: there is room for so many at a time."""
         state = self.shard.state
         shard_bytes = state.value_bytes if state is not None else 0
         await self._admission.enter(shard_bytes, shard_bytes)
@@ -127,7 +127,8 @@ class _Stream:
             region = self._reply_region(header)
         except ParameterServerError as refusal:
             error = refusal.with_traceback(None)  # which would keep the gradient
-        if not request.last and operation is not None and header.operation in PUSHES:
+        long = not request.last or any(block.encoding for block in request.blocks)
+        if long and operation is not None and header.operation in PUSHES:
             await self._may_be_long()
         while True:  # read to the operation's end in any case: the next operation begins there
             if operation is not None and error is None:

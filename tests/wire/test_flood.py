@@ -19,7 +19,13 @@ WORKERS, PUSHES = 16, 4
 SIZE = 700_000  # float32: three pages, so three messages
 
 
-def test_a_ps_reads_a_few_of_many_pushes_at_a_time_and_all_come_through(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("compression", "shared_memory"),
+    [("none", False), ("sign", False), ("sign", True)],  # signs: a page of gradient in a few bytes, and one message
+)
+def test_a_ps_reads_a_few_of_many_pushes_at_a_time_and_all_come_through(
+    monkeypatch: pytest.MonkeyPatch, compression: str, shared_memory: bool
+) -> None:
     admissions: list[Admission] = []
     most: list[int] = []
     enter = Admission.enter
@@ -32,10 +38,10 @@ def test_a_ps_reads_a_few_of_many_pushes_at_a_time_and_all_come_through(monkeypa
 
     monkeypatch.setattr(Admission, "enter", watched)
     with (
-        ps.LocalCluster(1, "async", WORKERS, rule="sgd:learning_rate=1", shared_memory=False) as local,
+        ps.LocalCluster(1, "async", WORKERS, rule="sgd:learning_rate=1", shared_memory=shared_memory) as local,
         client.connect(local.cluster, observer=True) as observer,
     ):
-        workers = [client.connect(local.cluster, worker=index) for index in range(WORKERS)]
+        workers = [client.connect(local.cluster, worker=index, compression=compression) for index in range(WORKERS)]
         for worker in workers:
             worker.init({"w": np.zeros(SIZE, np.float32)})
 

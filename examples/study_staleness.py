@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ps.simulation import LogNormal, Plan, Result, Straggler, simulate
-from ps.simulation.plot import figure
+from ps.simulation.plot import figure, logarithmic
 
 RULES = {
     "sgd": "sgd:learning_rate=0.2",
@@ -46,6 +46,8 @@ MODES: dict[str, dict[str, Any]] = {
 }
 STRAGGLERS: dict[str, tuple[Straggler, ...]] = {"no straggler": (), "one 4x slower": (Straggler(0, 4),)}
 SPEED = LogNormal(1, 0.3)
+# Lines that are told apart without colours too.
+STYLES = ("o-", "s--", "^:", "v-.", "D-", "x--", "+:", "*-.")
 # What of plain momentum's damage the staleness rules undo is told for these many workers.
 TOLD_WORKERS = 16
 
@@ -161,8 +163,13 @@ def findings(found: dict[str, dict[Key, dict[str, Any]]], size: Size) -> list[st
 
 def report(found: dict[str, dict[Key, dict[str, Any]]], size: Size) -> str:
     """study.md: findings, then a table of the modes, and of losses by mode and by number of workers."""
-    modes, parts = found["modes"], ["# What staleness does: a study", "## Findings"]
-    parts.append("\n".join(f"- {finding}" for finding in findings(found, size)))
+    modes, parts = found["modes"], ["# What staleness does: a study"]
+    if size == QUICK:
+        parts.append(
+            "Runs of --quick are too short to prove anything: the tables show that the study works, and no more."
+        )
+    else:
+        parts += ["## Findings", "\n".join(f"- {finding}" for finding in findings(found, size))]
     parts.append(f"## Part 1: {size.mode_workers} workers, {size.until_s:g} s of virtual time")
     for straggler in STRAGGLERS:
         of = {mode: modes["sgd", mode, straggler, size.mode_workers] for mode in MODES}
@@ -195,10 +202,13 @@ def draw_modes(modes: dict[Key, dict[str, Any]], size: Size, path: Path) -> None
     waiting.set_xticks(range(len(MODES)), list(MODES))
     waiting.set(ylabel="waiting, % of all workers' time", ylim=(0, 100))
     waiting.legend()
-    for mode in MODES:
+    for mode, style in zip(MODES, STYLES):
         curve = modes["momentum", mode, "one 4x slower", size.mode_workers]["curve"]
-        course.plot([look["time_s"] for look in curve], [look["loss"] for look in curve], label=mode)
-    course.set(xlabel="virtual time, s", ylabel="held-out loss", yscale="log", title="momentum, one 4x slower")
+        course.plot(
+            [look["time_s"] for look in curve], [look["loss"] for look in curve], style, markersize=4, label=mode
+        )
+    course.set(xlabel="virtual time, s", ylabel="held-out loss", title="momentum, one 4x slower")
+    logarithmic(course.yaxis)
     course.legend()
     drawn.savefig(path, dpi=80)
 
@@ -206,10 +216,11 @@ def draw_modes(modes: dict[Key, dict[str, Any]], size: Size, path: Path) -> None
 def draw_workers(workers: dict[Key, dict[str, Any]], size: Size, path: Path) -> None:
     """Loss against the number of workers, one line a rule."""
     drawn, ((axes,),) = figure(1, 1)
-    for rule in RULES:
+    for rule, style in zip(RULES, STYLES):
         losses = [workers[rule, "async", "no straggler", count]["loss"] for count in size.workers]
-        axes.plot(size.workers, losses, marker="o", label=rule)
-    axes.set(xlabel="workers", ylabel=f"held-out loss, {size.gradients} gradients", xscale="log", yscale="log")
+        axes.plot(size.workers, losses, style, label=rule)
+    axes.set(xlabel="workers", ylabel=f"held-out loss, {size.gradients} gradients", xscale="log")
+    logarithmic(axes.yaxis)
     axes.set_xticks(size.workers, list(map(str, size.workers)))
     axes.legend(fontsize=7)
     drawn.savefig(path, dpi=100)
@@ -217,7 +228,7 @@ def draw_workers(workers: dict[Key, dict[str, Any]], size: Size, path: Path) -> 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Directory to write into.")
-@click.option("--quick", is_flag=True, help="Short runs, to see that it works.")
+@click.option("--quick", is_flag=True, help="Short runs, to see that it works; they prove nothing.")
 def main(out: Path, quick: bool) -> None:
     """Compare update rules, modes and numbers of workers. Example: python examples/study_staleness.py --out study"""
     size = QUICK if quick else Size()

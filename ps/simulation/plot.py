@@ -69,6 +69,8 @@ def plot(result: Result, path: Path) -> None:
     workers = sorted(result.workers, key=lambda each: each.worker)
     idle.bar([each.worker for each in workers], [100 * each.idle_share for each in workers], width=1)
     idle.set(xlabel="worker", ylabel="waiting, % of its time", ylim=(0, 100))
+    for axes in (staleness, idle):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     if not any(each.idle_share for each in workers):
         idle.text(0.5, 0.5, "nobody waited", transform=idle.transAxes, ha="center")
     drawn.suptitle(textwrap.fill(str(result.plan), 110), fontsize=9, parse_math=False)

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from ps.simulate import main
 from ps.simulation import Constant
+from ps.simulation.plot import figure, logarithmic
 from ps.story import Event
 from tests.repo.sources import ROOT
 
@@ -50,6 +51,17 @@ def test_it_draws_the_run_and_writes_its_story(tmp_path: Path) -> None:
     assert times == sorted(times)
     events = [Event.from_json(json.dumps(event)) for event in told]
     assert sum(event.outcome == "applied" for event in events) == 15
+
+
+@pytest.mark.parametrize("losses", [[2.1, 6.5], [0.02, 3], [0.4, 0.7]])
+def test_the_numbers_of_a_loss_axis_are_plain(losses: list[float]) -> None:
+    drawn, ((axes,),) = figure(1, 1)
+    axes.plot([0, 1], losses)
+    logarithmic(axes.yaxis)
+    drawn.canvas.draw()
+    labels = [label.get_text() for which in ("major", "minor") for label in axes.yaxis.get_ticklabels(which=which)]
+    assert any(labels)
+    assert all(float(label) > 0 for label in labels if label)
 
 
 def test_everybody_works_until_a_time() -> None:

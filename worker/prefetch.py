@@ -40,19 +40,22 @@ class Ahead:
         self._lock = threading.Lock()  # guards the two below: a worker may be told to stop at any time
         self._thread: threading.Thread | None = None
         self._settled = False
+        self._left: threading.Event | None = None  # there as soon as somebody says `leave`
         self._error: BaseException | None = None
 
     def push_pull(self, gradients: Mapping[str, Any], **options: Any) -> Answered:
         """Client.push_pull, once those before it are done; if one of them failed, this fails by the same error, unsent."""
         answered: Answered = Future()
         with self._lock:
-            if self._settled:
-                raise NotJoined(field="worker", got="one that is leaving", expected="one that goes on")
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="paramserver-prefetch", daemon=True)
-                self._thread.start()
-            self._exchanges.put((answered, functools.partial(self._server.push_pull, gradients, **options)))
-        return answered
+            if not self._settled:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="paramserver-prefetch", daemon=True)
+                    self._thread.start()
+                self._exchanges.put((answered, functools.partial(self._server.push_pull, gradients, **options)))
+                return answered
+        if self._left is not None:
+            self._left.wait()  # what is raised now makes the loop's caller leave too: not before the reason is said
+        raise NotJoined(field="worker", got="one that is leaving", expected="one that goes on")
 
     def _run(self) -> None:
         while (exchange := self._exchanges.get()) is not None:
@@ -81,8 +84,12 @@ class Ahead:
 
     def leave(self, reason: str = "") -> None:
         """Leave the job, after what is under way; for a worker that is told to stop."""
-        self.settle(SETTLE_S)
-        self._server.leave(reason)
+        self._left = threading.Event()
+        try:
+            self.settle(SETTLE_S)
+            self._server.leave(reason)
+        finally:
+            self._left.set()
 
     def __enter__(self) -> Ahead:
         return self

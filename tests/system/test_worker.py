@@ -5,6 +5,7 @@ What the loop computes is in tests/worker/; here TensorFlow is started once or t
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 
@@ -183,6 +184,24 @@ def test_a_signal_at_the_barrier_ends_a_worker_which_leaves_and_says_why(program
     name = signal.Signals(signum).name
     assert one.stderr == f"ps-worker: stopped by {name}"
     server.expect(f"stopped by {name}")
+
+
+def test_ctrl_c_while_a_pull_is_under_way_lets_the_push_before_it_through(programs: Programs) -> None:
+    cluster = free_cluster()
+    (server,) = programs.servers(cluster)
+    one = worker(
+        programs, cluster, str(programs.file(LINE, "line.py")), "--prefetch", "--steps", "1000000", "--log-every", "1"
+    )
+    one.expect(r"^step 20/1000000 .* staleness 1$", LONG_S)
+    one.signal(signal.SIGINT)
+    assert one.wait(LONG_S) == 130
+    assert one.stderr == "ps-worker: stopped by SIGINT"
+    assert server.wait() == 0
+    ended = server.expect(r"sent (\d+), applied (\d+), .* refused 0")
+    server.expect("stopped by SIGINT")
+    told = int(re.findall(r"^step (\d+)/", one.stdout, re.MULTILINE)[-1])
+    assert ended[1] == ended[2]
+    assert int(ended[1]) >= told  # what it computed last may be there without being told
 
 
 def test_a_signal_ends_a_worker_whose_main_thread_is_stuck_in_the_users_code(programs: Programs) -> None:

@@ -333,12 +333,17 @@ def test_a_worker_that_is_told_to_stop_pushes_what_is_under_way_then_leaves_and_
         ahead = prefetch.Ahead(Gated(server, {0: push}))  # type: ignore[arg-type]
         both = [ahead.push_pull({"w": np.ones(3)}, version=at) for _ in range(2)]
         passed(gave)
-        leaving = Task(lambda: ahead.leave("stopped"))
-        with pytest.raises(NotJoined, match="one that is leaving"):
+
+        def go_on() -> None:
             while True:  # until it is told
                 both.append(ahead.push_pull({"w": np.ones(3)}, version=at))
+
+        leaving = Task(lambda: ahead.leave("stopped"))
+        going_on = Task(go_on)
         assert leaving.running
         held.set()
         leaving.result()
+        going_on.error(NotJoined)
+        server.leave("failed")  # as the loop's caller does then: the reason has been said
         assert observer.pull().step == len(both)
         assert [one.result()[1].outcome for one in both] == ["applied"] * len(both)

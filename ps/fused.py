@@ -27,6 +27,8 @@ from ps.tracing import Operand, Program, trace
 
 TYPES = {"float32": "float", "float64": "double"}
 INTRINSICS = {"sqrt": "sqrt", "absolute": "fabs"}
+# Of every Python object. Arrays are handed over as objects: to ask numpy for the address of one takes longer than the rest.
+HEAD_BYTES = object.__basicsize__
 BINARY = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "divide": "fdiv"}
 
 
@@ -37,7 +39,7 @@ class Fused:
         self._program = program
         self._engine = _compiled(_source(program), llvm)  # as long as it lives, its code does
         signature = [ctypes.c_void_p] * (program.inputs + 1 + len(program.results)) + [ctypes.c_int64]
-        self._call = ctypes.CFUNCTYPE(ctypes.c_int32, *signature)(self._engine.get_function_address("update"))
+        self._call = ctypes.CFUNCTYPE(ctypes.c_int32, *signature)(self._engine.get_function_address("arrays"))
 
     def __call__(self, constants: Array, inputs: Sequence[Array]) -> list[Array] | None:
         """New arrays, in the shape of the inputs; None if there is a NaN in one, or if the inputs are not what it is for."""
@@ -48,8 +50,8 @@ class Fused:
         ):
             return None
         results = [np.empty(first.shape, first.dtype) for _ in self._program.results]
-        addresses = [each.ctypes.data for each in (*inputs, constants, *results)]
-        return results if self._call(*addresses, first.size) == 0 else None
+        arrays = map(id, (*inputs, constants, *results))
+        return results if self._call(*arrays, first.size) == 0 else None
 
 
 def one_pass(
@@ -83,9 +85,17 @@ def _llvm() -> Any:
         llvm = importlib.import_module("llvmlite.binding")
     except ImportError:
         return None
+    if not _data_follows_head():
+        return None
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm
+
+
+def _data_follows_head() -> bool:
+    """Whether an array's object holds the address of its data right after its head, as numpy's C interface says."""
+    array = np.zeros(1)
+    return ctypes.c_void_p.from_address(id(array) + HEAD_BYTES).value == array.ctypes.data
 
 
 def available() -> bool:
@@ -167,5 +177,25 @@ def _source(program: Program) -> str:
         "end:",
         f"ret i32 %bad{len(results) - 1}",
         "}",
+        *_entry(len(parameters) - 1),
     ]
     return "\n".join(lines)
+
+
+def _entry(arrays: int) -> list[str]:
+    """arrays(array objects…, count) is `update` on their data."""
+    objects, pointers = ([f"ptr %{name}{number}" for number in range(arrays)] for name in ("array", "data"))
+    return [
+        f"define i32 @arrays({', '.join(objects)}, i64 %count) {{",
+        *(
+            line
+            for number in range(arrays)
+            for line in (
+                f"%at{number} = getelementptr inbounds i8, ptr %array{number}, i64 {HEAD_BYTES}",
+                f"%data{number} = load ptr, ptr %at{number}, align 8",
+            )
+        ),
+        f"%bad = call i32 @update({', '.join(pointers)}, i64 %count)",
+        "ret i32 %bad",
+        "}",
+    ]

@@ -29,7 +29,7 @@ from ps.initialization import Declaration
 from ps.intake import partition_message
 from ps.membership import JoinFacts
 from ps.rules import make_rule
-from ps.rules.options import averages, may_be_packed
+from ps.rules.options import averages, may_be_cut
 from ps.shard import Shard
 from ps.sums import Totals
 
@@ -137,7 +137,7 @@ class Servicer:
             granted=grant > 0,
             grant=grant,
             elementwise=elementwise,
-            packed=bool(configuration.rule) and may_be_packed(make_rule(configuration.rule)),
+            packed=bool(configuration.rule) and may_be_cut(make_rule(configuration.rule)),
             configuration=_configuration_message(configuration),
         )
 

@@ -51,21 +51,22 @@ def pushes_a_step(rule: UpdateRule) -> int:
 
 
 def may_be_cut(rule: UpdateRule) -> bool:
-    """Whether a variable may be held in parts, without any difference in the result."""
-    together = rule.elementwise and not rule.needs_variable
-    return together and all(
-        stage.elementwise and not stage.needs_variable and stage.norm_of != "variable" for stage in stages(rule)
-    )
+    """Whether a variable may be held in parts, and small ones together as one, without any difference in the result.
 
-
-def may_be_packed(rule: UpdateRule) -> bool:
-    """Whether small variables may be held together as one: not where a gradient for one would become one for its neighbours.
-
-    A stage with slots, such as accumulation, makes a gradient for a part one for the whole; and a worker's slots begin with
-    its first gradient, so with one for a neighbour, which matters where they begin with what the value is then.
+    Not where a gradient for some rows would become one for the others of its part, and not for those of another part: a
+    stage with slots, such as accumulation, does that; and a worker's slots begin with its first gradient there, which
+    matters where they begin with what the value is then.
     """
+    together = rule.elementwise and not rule.needs_variable
     begins_with_value = bool(rule.worker_slots) and type(rule).init_slot is not UpdateRule.init_slot
-    return may_be_cut(rule) and not begins_with_value and not any(stage.slots for stage in stages(rule))
+    return (
+        together
+        and not begins_with_value
+        and all(
+            stage.elementwise and not stage.needs_variable and not stage.slots and stage.norm_of != "variable"
+            for stage in stages(rule)
+        )
+    )
 
 
 def uses_norm(rule: UpdateRule) -> bool:

@@ -25,15 +25,15 @@ class Model:
 
     def first_values(self, rng: np.random.Generator) -> dict[str, Array]:
         """Variables by name, as training begins with them."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} does not define first_values")
 
     def scores(self, values: Values, inputs: Array) -> Array:
         """Logits (batch, classes)."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} does not define scores")
 
     def gradient(self, values: Values, inputs: Array, labels: Array) -> dict[str, Array]:
         """The gradient of the loss for every variable."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} does not define gradient")
 
     def evaluate(self, values: Values, inputs: Array, labels: Array) -> tuple[float, float]:
         """(loss, accuracy). A model that has diverged has a loss that is not finite."""

@@ -41,7 +41,7 @@ class Speed:
 
     def duration_s(self, before_s: float, worker: int, now_s: float, rng: np.random.Generator) -> float:
         """How long the iteration that `worker` begins now takes. before_s: what the items before this one have said."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} does not define duration_s")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -129,3 +129,22 @@ def test_other_things_that_are_wrong_about_rows() -> None:
                 server.pull(rows=rows)
         with refused(observer, DtypeMismatch, "emb"):
             server.assign({"emb": slices(two, [0, 1])})
+
+
+def test_rows_that_are_accumulated_move_the_same_rows_however_the_variable_is_cut() -> None:
+    # The mean of what was held back is dense: momentum goes on in every row, also in those that no push has named since.
+    results = []
+    for shards in (1, 2):
+        with ps.LocalCluster(2) as local, client.connect(local.cluster, 0) as server:
+            server.init(
+                {"e": np.zeros((40, 3), np.float32)},
+                rule="momentum:learning_rate=1,gradient_accumulation_steps=2",
+                partitioner=client.FixedShardsPartitioner(shards),
+            )
+            for _ in range(2):
+                server.push({"e": np.ones((40, 3), np.float32)})
+            for _ in range(4):
+                server.push({"e": client.IndexedSlices(np.ones((1, 3), np.float32), [0])})
+            results.append(server.pull()["e"])
+    np.testing.assert_array_equal(*results)
+    assert results[0][39, 0] < -1

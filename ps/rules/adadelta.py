@@ -27,7 +27,7 @@ class Adadelta(UpdateRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("rho", 0 <= self.rho <= 1, "0 to 1")
-        self.require("epsilon", self.epsilon >= 0, "0 or more")
+        self.require_at_least_0("epsilon")
 
     def update(self, ctx: Context, value: Floats, grad: Floats, *slots: Floats) -> Updated:
         squares, deltas = slots

@@ -38,8 +38,7 @@ class Adafactor(UpdateRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("beta_2_decay", self.beta_2_decay <= 0, "0 or less")
-        self.require("epsilon_1", self.epsilon_1 >= 0, "0 or more")
-        self.require("epsilon_2", self.epsilon_2 >= 0, "0 or more")
+        self.require_at_least_0("epsilon_1", "epsilon_2")
         self.require("clip_threshold", self.clip_threshold > 0, "more than 0")
 
     def init_slot(self, name: str, value: Floats) -> Floats:

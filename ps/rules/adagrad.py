@@ -24,8 +24,7 @@ class Adagrad(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("initial_accumulator_value", self.initial_accumulator_value >= 0, "0 or more")
-        self.require("epsilon", self.epsilon >= 0, "0 or more")
+        self.require_at_least_0("initial_accumulator_value", "epsilon")
 
     def init_slot(self, name: str, value: Floats) -> Floats:
         return np.full_like(value, self.initial_accumulator_value)

@@ -89,7 +89,7 @@ class TrimmedMean(Aggregation):
     linear = False
 
     def __post_init__(self) -> None:
-        self.require("trim", self.trim >= 0, "0 or more")
+        self.require_at_least_0("trim")
 
     def combine(self, gradients: Floats) -> Floats:
         count = len(gradients)
@@ -114,7 +114,7 @@ class Krum(Aggregation):
     needs_distances = True
 
     def __post_init__(self) -> None:
-        self.require("byzantine", self.byzantine >= 0, "0 or more")
+        self.require_at_least_0("byzantine")
         self.require("keep", self.keep >= 1, "1 or more")
 
     def shares(self, weights: Floats, distances: Floats) -> Floats:

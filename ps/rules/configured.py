@@ -48,6 +48,16 @@ class Configured:
                 field=f"{self.kind} {self.name}, argument {field}", got=getattr(self, field), expected=expected
             )
 
+    def require_at_least_0(self, *fields: str) -> None:
+        """RuleError, by name, for the first of these fields that is below 0."""
+        for field in fields:
+            self.require(field, getattr(self, field) >= 0, "0 or more")
+
+    def require_below_1(self, *fields: str) -> None:
+        """RuleError, by name, for the first of these fields that is not in [0, 1): shares, such as Adam's betas."""
+        for field in fields:
+            self.require(field, 0 <= getattr(self, field) < 1, "from 0, below 1")
+
     @classmethod
     def hints(cls) -> dict[str, Any]:
         """The types that each field takes."""

@@ -25,7 +25,7 @@ class DcAsgd(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("compensation", self.compensation >= 0, "0 or more")
+        self.require_at_least_0("compensation")
 
     def update(self, ctx: Context, value: Floats, grad: Floats, *slots: Floats) -> Updated:
         assert ctx.read_value is not None, "needs_read_value"
@@ -51,8 +51,8 @@ class DcAsgdAdaptive(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("compensation", self.compensation >= 0, "0 or more")
-        self.require("decay", 0 <= self.decay < 1, "from 0, below 1")
+        self.require_at_least_0("compensation")
+        self.require_below_1("decay")
         self.require("epsilon", self.epsilon > 0, "more than 0")
 
     def update(self, ctx: Context, value: Floats, grad: Floats, *slots: Floats) -> Updated:

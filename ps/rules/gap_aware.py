@@ -32,7 +32,7 @@ class GapAware(UpdateRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("momentum", 0 <= self.momentum <= 1, "0 to 1")
-        self.require("decay", 0 <= self.decay < 1, "from 0, below 1")
+        self.require_below_1("decay")
         self.require("epsilon", self.epsilon > 0, "more than 0")
 
     def slot_names(self) -> tuple[str, ...]:

@@ -28,9 +28,8 @@ class Lamb(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("beta_1", 0 <= self.beta_1 < 1, "from 0, below 1")
-        self.require("beta_2", 0 <= self.beta_2 < 1, "from 0, below 1")
-        self.require("epsilon", self.epsilon >= 0, "0 or more")
+        self.require_below_1("beta_1", "beta_2")
+        self.require_at_least_0("epsilon")
 
     def update(self, ctx: Context, value: Floats, grad: Floats, *slots: Floats) -> Updated:
         m, v = slots

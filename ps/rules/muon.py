@@ -47,12 +47,11 @@ class Muon(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("adam_beta_1", 0 <= self.adam_beta_1 < 1, "from 0, below 1")
-        self.require("adam_beta_2", 0 <= self.adam_beta_2 < 1, "from 0, below 1")
+        self.require_below_1("adam_beta_1", "adam_beta_2")
         self.require("adam_weight_decay", (self.adam_weight_decay or 0) >= 0, "0 or more, or None")
-        self.require("epsilon", self.epsilon >= 0, "0 or more")
+        self.require_at_least_0("epsilon")
         self.require("momentum", 0 <= self.momentum <= 1, "0 to 1")
-        self.require("ns_steps", self.ns_steps >= 0, "0 or more")
+        self.require_at_least_0("ns_steps")
         self.require("exclude_layers", all(map(_compiles, self.exclude_layers)), "regular expressions")
 
     def init_slot_of(self, variable: str, name: str, value: Floats) -> Floats:

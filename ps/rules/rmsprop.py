@@ -29,7 +29,7 @@ class RMSprop(UpdateRule):
         super().__post_init__()
         self.require("rho", 0 <= self.rho <= 1, "0 to 1")
         self.require("momentum", 0 <= self.momentum <= 1, "0 to 1")
-        self.require("epsilon", self.epsilon >= 0, "0 or more")
+        self.require_at_least_0("epsilon")
 
     def slot_names(self) -> tuple[str, ...]:
         optional = {"average_gradient": self.centered, "momentum": self.momentum > 0}

@@ -34,9 +34,8 @@ class ScheduleFreeAdamW(UpdateRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("beta_1", 0 < self.beta_1 <= 1, "above 0, to 1")
-        self.require("beta_2", 0 <= self.beta_2 < 1, "from 0, below 1")
-        self.require("epsilon", self.epsilon >= 0, "0 or more")
-        self.require("warmup_steps", self.warmup_steps >= 0, "0 or more")
+        self.require_below_1("beta_2")
+        self.require_at_least_0("epsilon", "warmup_steps")
 
     def init_slot(self, name: str, value: Floats) -> Floats:
         return value if name == "momentum" else np.zeros_like(value)

@@ -27,11 +27,6 @@ class Schedule(Configured):
         """The learning rate at `step`, which counts the updates made before."""
         raise TypeError(f"{type(self).__name__} does not define __call__")
 
-    def require_at_least_0(self, *names: str) -> None:
-        """RuleError, by name, for the first of these fields that is below 0."""
-        for name in names:
-            self.require(name, getattr(self, name) >= 0, "0 or more")
-
 
 @register("exponential_decay")
 class ExponentialDecay(Schedule):

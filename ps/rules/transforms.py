@@ -109,7 +109,7 @@ class WeightDecay(Transform):
     rate: float
 
     def __post_init__(self) -> None:
-        self.require("rate", self.rate >= 0, "0 or more")
+        self.require_at_least_0("rate")
 
     def transform(self, ctx: Context, value: Floats, grad: Floats, *slots: Floats) -> Updated:
         return grad + self.rate * value
@@ -125,7 +125,7 @@ class ScaleByStaleness(Transform):
     power: float = 1.0
 
     def __post_init__(self) -> None:
-        self.require("power", self.power >= 0, "0 or more")
+        self.require_at_least_0("power")
 
     def transform(self, ctx: Context, value: Floats, grad: Floats, *slots: Floats) -> Updated:
         return grad * (1.0 + ctx.staleness) ** -self.power if ctx.staleness else grad
